@@ -1,0 +1,24 @@
+"""Deterministic Decompose-K (split-K) matrix products for PyTorch: a small output, a long K, a fused epilogue."""
+
+from decompose_k._version import __version__
+from decompose_k.api import linear, matmul
+from decompose_k.config import Config
+from decompose_k.device import Device
+from decompose_k.plan import Explanation, Plan, explain, plan
+from decompose_k.problem import Problem
+from decompose_k.verify import Check, verify
+
+__all__ = [
+    "Check",
+    "Config",
+    "Device",
+    "Explanation",
+    "Plan",
+    "Problem",
+    "__version__",
+    "explain",
+    "linear",
+    "matmul",
+    "plan",
+    "verify",
+]

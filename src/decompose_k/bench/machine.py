@@ -1,0 +1,161 @@
+"""Facts about the machine that every row carries, and its measured ceilings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+from torch import device as TorchDevice
+
+from decompose_k._version import __version__
+from decompose_k.device import Device
+from decompose_k.dtypes import HALVES, accumulate_dtype
+from decompose_k.timing import make_input_sets, time_variants
+
+_PROBE_BYTES = {"cuda": 1 << 30, "cpu": 128 << 20}
+_PROBE_SIZE = {"cuda": 4096, "cpu": 1024}
+_PROBE_SECONDS = 1.0
+# Assumed where the system does not say what is free.
+_UNKNOWN_MEMORY = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where and with what rows were measured."""
+
+    device: str
+    device_type: str
+    torch: str
+    triton: str | None
+    version: str
+    commit: str | None
+    date: str
+
+    @classmethod
+    def of(cls, device: TorchDevice) -> Machine:
+        """The facts about this process on a device, now."""
+        return cls(
+            device=device_name(device),
+            device_type=device.type,
+            torch=torch.__version__,
+            triton=triton_version(),
+            version=__version__,
+            commit=commit_of(Path(__file__).parent),
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the device was seen to reach: bytes/s from memory, and flop/s of a large square product by operand dtype."""
+
+    bandwidth: float
+    rates: dict[torch.dtype, float]
+
+    def rate(self, a: torch.dtype, b: torch.dtype) -> float:
+        """Highest measured flop/s of a product of these dtypes."""
+        return self.rates[rate_dtype(a, b)]
+
+
+def device_name(device: torch.device) -> str:
+    """The processor's own name; on a CPU with the number of threads that torch uses."""
+    if device.type == "cuda":
+        return Device.of(device).name
+    threads = torch.get_num_threads()
+    return f"{_cpu_model()}, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that is free for new tensors on the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return _UNKNOWN_MEMORY
+
+
+def triton_version() -> str | None:
+    """Version of the installed Triton, without importing it; None where there is none."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def commit_of(directory: Path) -> str | None:
+    """Commit of the checkout that tracks this directory, with `-dirty` if it was changed; None outside of one."""
+    try:
+        command = ["git", "ls-files", "--error-unmatch", "__init__.py"]
+        subprocess.run(command, cwd=directory, capture_output=True, check=True, timeout=10)
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def rate_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """The dtype in which the product's multiplications count: the operands' if equal, else the accumulator's."""
+    return a if a == b else accumulate_dtype(a, b)
+
+
+def measure_ceilings(device: torch.device, dtypes: set[torch.dtype]) -> Ceilings:
+    """Measure memory bandwidth (the better of reading and copying) and the rate of torch.mm for each dtype."""
+    rates = {dtype: _matmul_rate(device, dtype) for dtype in dtypes}
+    if device.type == "cpu" and any(dtype in HALVES for dtype in rates):
+        # A CPU without half-precision instructions multiplies halves best as fp32, which is then their ceiling.
+        full = rates.get(torch.float32) or _matmul_rate(device, torch.float32)
+        rates = {dtype: max(rate, full) if dtype in HALVES else rate for dtype, rate in rates.items()}
+    return Ceilings(_bandwidth(device), rates)
+
+
+def _bandwidth(device: torch.device) -> float:
+    size = _PROBE_BYTES[device.type]
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    timings = time_variants(
+        {"read": lambda: source.sum(), "copy": lambda: target.copy_(source)},
+        [()],
+        device,
+        bytes_per_set=2 * size,
+        repetitions=10,
+        seconds=_PROBE_SECONDS,
+    )
+    return max(size / timings["read"].p50_us, 2 * size / timings["copy"].p50_us) * 1e6
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    size = _PROBE_SIZE[device.type]
+    bytes_per_set = 2 * size * size * dtype.itemsize
+
+    def make() -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+
+    input_sets = make_input_sets(make, bytes_per_set, device)[:4]
+    timing = time_variants(
+        {"mm": torch.mm},
+        input_sets,
+        device,
+        bytes_per_set=bytes_per_set,
+        repetitions=5,
+        seconds=_PROBE_SECONDS,
+    )
+    return 2 * size**3 / timing["mm"].p50_us * 1e6
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,139 @@
+"""Measure a list of cases into a folder within a budget: rows are written as they come, then the report from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from decompose_k.bench.cases import Case, LeftOut, affordable
+from decompose_k.bench.machine import Ceilings, Machine, available_bytes, measure_ceilings, rate_dtype
+from decompose_k.bench.measure import Bench, Checked
+from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, read_jsonl
+from decompose_k.bench.search import compile_ahead
+from decompose_k.bench.variants import DEFAULT_VARIANTS
+from decompose_k.dtypes import dtype_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from decompose_k.timing import Clock
+
+# Of a case's share of the budget; making operands and checking them against fp64 take the rest.
+_TIMED_SHARE = 0.5
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a list of cases is measured: samples of each variant, seconds for a case's timing, seconds for everything.
+
+    `search` gives each variant the best of its configs; `jobs` processes compile their kernels first.
+    """
+
+    repetitions: int = 30
+    seconds: float | None = None
+    budget: float | None = None
+    variants: tuple[str, ...] = DEFAULT_VARIANTS
+    search: bool = False
+    jobs: int = 1
+    max_flops: float = float("inf")
+    max_bytes: float = float("inf")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came out: rows, variants that were wrong, cases that were not measured."""
+
+    rows: list[Row] = field(default_factory=list)
+    failures: list[Checked] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each case left out and each wrong variant."""
+        wrong = [f"WRONG and not timed: {failure}" for failure in self.failures]
+        return wrong + [f"{left.case}: {left.reason}" for left in self.left_out]
+
+
+def open_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> list[Row]:
+    """Make the output folder; returns the rows to resume from.
+
+    Raises FileExistsError where it holds rows and neither `resume` nor `overwrite` says what to do with them, and
+    OSError where it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / JSONL_NAME
+    if path.exists() and resume:
+        return list(read_jsonl(path))
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; resume it, overwrite it or choose another output folder")
+    path.write_text("", encoding="utf-8")
+    return []
+
+
+def run_cases(
+    cases: Sequence[Case],
+    device: torch.device,
+    folder: Path,
+    settings: Settings,
+    *,
+    announce: Announce,
+    done: Sequence[Row] = (),
+    clock: Clock = time.monotonic,
+) -> Outcome:
+    """Measure each case that machine and budget can bear and that `done` lacks; `announce` hears each by name."""
+    deadline = None if settings.budget is None else clock() + settings.budget
+    machine = Machine.of(device)
+    outcome = Outcome(rows=list(done))
+    measured = {row.case for row in done}
+    todo = [case for case in cases if _key(case, machine) not in measured]
+    # Two sets of operands, the widened copies of a baseline, and room for everything else.
+    limit = int(min(settings.max_bytes, available_bytes(device) // 6))
+    todo, outcome.left_out = affordable(todo, max_bytes=limit, max_flops=settings.max_flops)
+    if not todo:
+        return outcome
+    announce("measuring the ceilings")
+    bench = Bench(
+        device,
+        machine,
+        _ceilings(todo, device),
+        settings.repetitions,
+        settings.seconds,
+        settings.variants,
+        settings.search and device.type == "cuda",
+    )
+    if bench.search:
+        announce("compiling the candidates")
+        compile_ahead(todo, settings.variants, device, settings.jobs)
+    for place, case in enumerate(todo):
+        left = None if deadline is None else deadline - clock()
+        if left is not None and left <= 0:
+            outcome.left_out += [LeftOut(case, "the time budget was used up") for case in todo[place:]]
+            break
+        announce(str(case))
+        share = None if left is None else _TIMED_SHARE * left / (len(todo) - place)
+        rows, failures = replace(bench, seconds=_least(settings.seconds, share)).measure(case)
+        append_jsonl(folder / JSONL_NAME, rows)
+        outcome.rows += rows
+        outcome.failures += failures
+    return outcome
+
+
+def _ceilings(cases: Sequence[Case], device: torch.device) -> Ceilings:
+    return measure_ceilings(device, {rate_dtype(case.shape.a_dtype, case.shape.b_dtype) for case in cases})
+
+
+def _least(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _key(case: Case, machine: Machine) -> tuple[object, ...]:
+    shape = case.shape
+    dtypes = (dtype_name(dtype) for dtype in (shape.a_dtype, shape.b_dtype, shape.out_dtype))
+    sizes = (shape.suite, shape.name, shape.m, shape.n, shape.k)
+    return (*sizes, *dtypes, shape.layout, case.activation, machine.device)

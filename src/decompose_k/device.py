@@ -1,0 +1,84 @@
+"""Where a problem runs: the few facts about a device that choices depend on."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A processor, described without touching it.
+
+    `vendor` is `nvidia`, `amd` or `cpu`; `capability` is NVIDIA's (major, minor), (0, 0) elsewhere; `multiprocessors`
+    counts cores on a CPU; `bandwidth` is the memory's peak in bytes/s, 0 where it is not known.
+    """
+
+    name: str
+    type: str = "cuda"
+    vendor: str = "nvidia"
+    capability: tuple[int, int] = (0, 0)
+    multiprocessors: int = 1
+    shared_bytes: int = 0
+    l2_bytes: int = 0
+    bandwidth: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.multiprocessors < 1:
+            raise ValueError(f"multiprocessors must be >= 1; got {self.multiprocessors}")
+
+    @property
+    def has_dependent_launch(self) -> bool:
+        """Whether kernels can be launched with programmatic dependent launch (NVIDIA Hopper and later)."""
+        return self.vendor == "nvidia" and self.capability >= (9, 0)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the tensor cores take bf16."""
+        return self.vendor == "amd" or self.capability >= (8, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON file; `from_json` restores an equal device."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Device:
+        """The device that `to_json` described."""
+        values = dict(values)
+        values["capability"] = tuple(values.get("capability", (0, 0)))
+        return cls(**values)
+
+    @classmethod
+    def of(cls, device: torch.device | str) -> Device:
+        """Facts about a torch device, read once per device; touches the GPU only when asked about one."""
+        device = torch.device(device)
+        if device.type != "cuda":
+            return _cpu(device.type)
+        return _gpu(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _cpu(kind: str) -> Device:
+    return Device(name=kind, type=kind, vendor="cpu", multiprocessors=os.cpu_count() or 1)
+
+
+@functools.cache
+def _gpu(index: int) -> Device:
+    facts = torch.cuda.get_device_properties(index)
+    is_amd = torch.version.hip is not None
+    # The clock is in kHz and counts one of the two transfers per cycle; the bus width is in bits.
+    bandwidth = 2e3 * getattr(facts, "memory_clock_rate", 0) * getattr(facts, "memory_bus_width", 0) / 8
+    return Device(
+        name=facts.name,
+        type="cuda",
+        vendor="amd" if is_amd else "nvidia",
+        capability=(0, 0) if is_amd else (facts.major, facts.minor),
+        multiprocessors=facts.multi_processor_count,
+        shared_bytes=getattr(facts, "shared_memory_per_block_optin", 65536),
+        l2_bytes=getattr(facts, "L2_cache_size", 0),
+        bandwidth=bandwidth,
+    )

@@ -1,0 +1,130 @@
+"""Run one valid 2-D product: settle what the defaults mean, take the plan's config, call its engine."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from decompose_k.arguments import result_dtype
+from decompose_k.config import TORCH_KERNELS
+from decompose_k.device import Device
+from decompose_k.plan import TORCH_MM, choose, triton_objection
+from decompose_k.problem import HIGHEST, Problem, accumulates_fp32_operand, layout_of
+from decompose_k.reference import torch_matmul
+from decompose_k.settings import default_backend
+
+if TYPE_CHECKING:
+    from decompose_k.arguments import Options
+    from decompose_k.config import Config
+
+
+def execute(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: Options,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """activation(alpha * (a @ b) + beta * bias) for a [M, K], b [K, N] and bias broadcastable to [M, N]."""
+    out_dtype = result_dtype(options.out_dtype, a.dtype, b.dtype)
+    precision = None
+    if accumulates_fp32_operand(a.dtype, b.dtype):
+        precision = options.precision or default_precision()
+    m, k = a.shape
+    key = (
+        m,
+        b.shape[1],
+        k,
+        a.dtype,
+        b.dtype,
+        out_dtype,
+        None if bias is None else bias.dtype,
+        layout_of(a),
+        layout_of(b),
+        options.activation,
+        precision,
+        options.batch_invariant,
+        options.static_b,
+        a.device.type,
+    )
+    if options.config is None:
+        backend = default_backend() if options.backend == "auto" else options.backend
+        config = _chosen(key, a.device, backend, options.split_k)
+    else:
+        config = options.config
+        if config.backend == "triton":
+            _check_triton(config, key, a.device)
+            if 0 in key[:3]:
+                config = TORCH_MM
+    if config.kernel in TORCH_KERNELS:
+        return torch_matmul(
+            config,
+            a,
+            b,
+            bias=bias,
+            alpha=options.alpha,
+            beta=options.beta,
+            activation=options.activation,
+            out_dtype=out_dtype,
+            out=out,
+            precision=precision,
+            batch_invariant=options.batch_invariant,
+        )
+    from decompose_k.kernels.engine import triton_matmul
+
+    return triton_matmul(
+        config,
+        a,
+        b,
+        bias=bias,
+        alpha=options.alpha.real,
+        beta=options.beta.real,
+        activation=options.activation,
+        out_dtype=out_dtype,
+        out=out,
+    )
+
+
+def default_precision() -> str:
+    """What `precision=None` stands for: tf32 where torch's own setting allows it for fp32 products, else `highest`."""
+    try:
+        allowed = torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:
+        # torch refuses the old getter once the setting was made through its newer, per-backend form.
+        allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if allowed else HIGHEST
+
+
+@functools.lru_cache(maxsize=4096)
+def _chosen(key: tuple[Any, ...], device: torch.device, backend: str, split_k: int | None) -> Config:
+    return choose(_problem(key), Device.of(device), backend, split_k).config
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_triton(config: Config, key: tuple[Any, ...], device: torch.device) -> None:
+    objection = triton_objection(config, _problem(key), Device.of(device))
+    if objection is not None:
+        raise ValueError(f"config must be legal for its operands: {objection}; got {config}")
+
+
+def _problem(key: tuple[Any, ...]) -> Problem:
+    m, n, k, *rest, device_type = key
+    a_dtype, b_dtype, out_dtype, bias_dtype, a_layout, b_layout, activation, precision, invariant, static_b = rest
+    return Problem(
+        m,
+        n,
+        k,
+        a_dtype,
+        b_dtype,
+        out_dtype,
+        bias_dtype=bias_dtype,
+        a_layout=a_layout,
+        b_layout=b_layout,
+        activation=activation,
+        precision=precision,
+        batch_invariant=invariant,
+        static_b=static_b,
+        device_type=device_type,
+    )

@@ -1,0 +1,1 @@
+"""Device code and its launchers; the only package that imports triton."""

@@ -1,0 +1,163 @@
+"""Stage 2: out = activation(alpha * sum over s of partials[s] + beta * bias), rounded once, in a fixed order of s."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from decompose_k.config import Config
+from decompose_k.kernels.activation import activate
+from decompose_k.kernels.launch import (
+    LAUNCH_CODES,
+    launch_options,
+    let_dependents_start,
+    needs_wide_offsets,
+    wait_for_predecessor,
+)
+
+# Splits that one load of the flat reducer covers; more are summed in a loop of such blocks.
+MOST_SPLITS_AT_ONCE = 128
+
+
+@triton.jit
+def finish(total, bias, rows, columns, valid, stride_bm, stride_bn, alpha, beta, BIAS, SCALE, ACTIVATION):
+    """The epilogue of a block of sums: scale, bias (any broadcast, by strides) and activation in the sums' dtype."""
+    if SCALE:
+        total = total * tl.full(total.shape, alpha, total.dtype)
+    if BIAS:
+        addend = tl.load(bias + rows * stride_bm + columns * stride_bn, valid, 0.0).to(total.dtype)
+        if SCALE:
+            addend = addend * tl.full(addend.shape, beta, total.dtype)
+        total += addend
+    return activate(total, ACTIVATION)
+
+
+@triton.jit
+def flat_reduce_kernel(
+    partials,
+    bias,
+    out,
+    M,
+    N,
+    splits,
+    alpha: "fp64",
+    beta: "fp64",
+    stride_bm,
+    stride_bn,
+    stride_om,
+    stride_on,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    CONTIGUOUS: tl.constexpr,
+    WIDE: tl.constexpr,
+    LAUNCH: tl.constexpr,
+):
+    """Generation 2: the output as one vector, each program a piece of it and an [SPLITS, BLOCK] block of partials."""
+    let_dependents_start(LAUNCH)
+    outputs = M * N
+    x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    s = tl.arange(0, SPLITS)
+    if WIDE:
+        x, s, outputs = x.to(tl.int64), s.to(tl.int64), outputs.to(tl.int64)
+    valid = x < outputs
+    wait_for_predecessor(LAUNCH)
+    total = tl.zeros((BLOCK,), partials.dtype.element_ty)
+    for first in range(0, splits, SPLITS):
+        block = partials + (first + s)[:, None] * outputs + x[None, :]
+        total += tl.sum(tl.load(block, (first + s < splits)[:, None] & valid[None, :], 0.0), 0)
+    rows, columns = x // N, x % N
+    total = finish(total, bias, rows, columns, valid, stride_bm, stride_bn, alpha, beta, BIAS, SCALE, ACTIVATION)
+    where = x if CONTIGUOUS else rows * stride_om + columns * stride_on
+    tl.store(out + where, total.to(out.dtype.element_ty), valid)
+
+
+@triton.jit
+def tile_reduce_kernel(
+    partials,
+    bias,
+    out,
+    M,
+    N,
+    splits,
+    alpha: "fp64",
+    beta: "fp64",
+    stride_bm,
+    stride_bn,
+    stride_om,
+    stride_on,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    WIDE: tl.constexpr,
+    LAUNCH: tl.constexpr,
+):
+    """Generation 1: one program an output tile, a serial loop over the splits. Kept to measure generation 2 against."""
+    let_dependents_start(LAUNCH)
+    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    outputs = M * N
+    if WIDE:
+        rows, columns, outputs = rows.to(tl.int64), columns.to(tl.int64), outputs.to(tl.int64)
+    valid = (rows < M) & (columns < N)
+    wait_for_predecessor(LAUNCH)
+    total = tl.zeros((BLOCK_M, BLOCK_N), partials.dtype.element_ty)
+    for s in range(splits):
+        total += tl.load(partials + s * outputs + rows * N + columns, valid, 0.0)
+    total = finish(total, bias, rows, columns, valid, stride_bm, stride_bn, alpha, beta, BIAS, SCALE, ACTIVATION)
+    tl.store(out + rows * stride_om + columns * stride_on, total.to(out.dtype.element_ty), valid)
+
+
+def epilogue_constants(
+    bias: torch.Tensor | None, alpha: float, beta: float, activation: str | None, launch: str
+) -> dict[str, object]:
+    """Compile-time arguments that every kernel with an epilogue shares; beta = 0 leaves bias unread, NaN included."""
+    return {
+        "BIAS": bias is not None and beta != 0,
+        "SCALE": alpha != 1 or (bias is not None and beta not in (0, 1)),
+        "ACTIVATION": activation or "",
+        "LAUNCH": LAUNCH_CODES[launch],
+    }
+
+
+def launch_reduce(
+    partials: torch.Tensor,
+    out: torch.Tensor,
+    config: Config,
+    *,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    activation: str | None = None,
+) -> None:
+    """Write out [M, N] (any strides) from partials [S, M, N]; bias is None or expanded to [M, N] by strides."""
+    splits, m, n = partials.shape
+    addend = out if bias is None else bias
+    arguments = (partials, addend, out, m, n, splits, alpha, beta, *addend.stride(), *out.stride())
+    constants = epilogue_constants(bias, alpha, beta, activation, config.launch)
+    constants["WIDE"] = needs_wide_offsets(addend, out, partials.numel())
+    if config.reducer == "tile":
+        grid = (triton.cdiv(m, config.block_m), triton.cdiv(n, config.block_n))
+        tile_reduce_kernel[grid](
+            *arguments,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            **constants,
+            num_warps=config.reduce_warps,
+            **launch_options(config.launch),
+        )
+        return
+    flat_reduce_kernel[(triton.cdiv(m * n, config.reduce_block),)](
+        *arguments,
+        BLOCK=config.reduce_block,
+        SPLITS=min(triton.next_power_of_2(splits), MOST_SPLITS_AT_ONCE),
+        CONTIGUOUS=out.is_contiguous(),
+        **constants,
+        num_warps=config.reduce_warps,
+        **launch_options(config.launch),
+    )

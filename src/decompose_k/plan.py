@@ -1,0 +1,293 @@
+"""Which config a problem runs with, and why: a decision without measuring and without touching a GPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from decompose_k.arguments import check_backend, check_split_k
+from decompose_k.config import Config
+from decompose_k.device import Device
+from decompose_k.dtypes import HALVES, dtype_name
+from decompose_k.problem import Problem
+from decompose_k.settings import default_backend
+
+TORCH_MM = Config("mm")
+
+# Chunks of this length serve every CPU shape about equally well.
+CPU_CHUNK = 4096
+
+# On a CPU without vector instructions for halves, torch's half-precision product costs about 1 ns a multiplication, or
+# 0.2 ns where both operands are contiguous along K or neither is; the split form costs 0.04 ns, and 0.8 ns for each
+# operand element that it widens. Medians in microseconds, bf16, one thread of an AVX2 EPYC, torch.mm then split:
+#   b [K, N]    16 x 16 x 64      26   161    1 x 256 x 7168  9146  1996    64 x 64 x 32768  215388   6401
+#   b [N, K].T  16 x 16 x 8192   383   468    1 x 256 x 7168   355  1665    64 x 64 x 32768   32421  14652
+# For fp32 both forms call the same BLAS, and the split one won nowhere by more than the noise, 4 chunks:
+#   b [K, N]    16 x 16 x 8192    78   172   32 x 32 x 32768  1355  1545    64 x 64 x 32768    8246   8723
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs a problem on a device: the config, one sentence of why, and the runners-up in order."""
+
+    problem: Problem
+    device: Device
+    config: Config
+    reason: str
+    alternatives: tuple[Config, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A plan with the numbers behind it; `str()` is for reading, `to_json` for files.
+
+    `roofline_seconds` is the least time to move the operands and the result, None where the bandwidth is not known.
+    `waves` is how often the programs of the first stage fill the device, None where torch's own kernel decides that.
+    """
+
+    plan: Plan
+    bytes: int
+    flops: int
+    roofline_seconds: float | None
+    waves: float | None
+    workspace_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        return {
+            "problem": self.plan.problem.to_json(),
+            "device": self.plan.device.to_json(),
+            "config": self.plan.config.to_json(),
+            "reason": self.plan.reason,
+            "alternatives": [config.to_json() for config in self.plan.alternatives],
+            "bytes": self.bytes,
+            "flops": self.flops,
+            "roofline_seconds": self.roofline_seconds,
+            "waves": self.waves,
+            "workspace_bytes": self.workspace_bytes,
+        }
+
+    def __str__(self) -> str:
+        problem = self.plan.problem
+        roofline = "unknown bandwidth" if self.roofline_seconds is None else f"{self.roofline_seconds * 1e6:.2f} us"
+        waves = "left to torch" if self.waves is None else f"{self.waves:.2f}"
+        lines = [
+            f"problem       [{problem.m}, {problem.k}] {dtype_name(problem.a_dtype)} @ [{problem.k}, {problem.n}]"
+            f" {dtype_name(problem.b_dtype)} -> {dtype_name(problem.out_dtype)}",
+            f"device        {self.plan.device.name}, {self.plan.device.multiprocessors} multiprocessors",
+            f"roofline      {roofline} ({self.bytes} bytes, {self.flops} flop)",
+            f"choice        {self.plan.config}",
+            f"reason        {self.plan.reason}",
+            f"waves         {waves}",
+            f"workspace     {self.workspace_bytes} bytes",
+        ]
+        lines += [f"alternative   {config}" for config in self.plan.alternatives]
+        return "\n".join(lines)
+
+
+def plan(
+    problem: Problem,
+    device: Device | torch.device | str | None = None,
+    *,
+    backend: str = "auto",
+    split_k: int | None = None,
+) -> Plan:
+    """What `matmul` would run for a problem: config = choice(problem, device), without measuring anything.
+
+    An explicit `split_k` forces the split form with that many chunks; `backend="triton"` forces a Triton kernel and
+    raises where none can do the problem; `auto` takes the heuristic's first candidate, or torch.
+
+    Args:
+        problem: what is computed; its `device_type` says where when `device` is None.
+        device: a `Device`, a torch device, or None for the current device of the problem's type.
+        backend: `auto`, `torch` or `triton`.
+        split_k: chunks of K, from 1 to K, or None for a choice.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or a backend that cannot do the problem.
+
+    >>> print(plan(Problem.make(16, 16, 8192, device_type="cpu"), split_k=8).config)
+    torch bmm+sum split_k=8
+    """
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a decompose_k.Problem; got {type(problem).__name__}")
+    check_backend(backend)
+    if split_k is not None:
+        check_split_k(split_k, problem.k)
+    return choose(problem, _device(problem, device), default_backend() if backend == "auto" else backend, split_k)
+
+
+def explain(problem: Problem, device: Device | torch.device | str | None = None) -> Explanation:
+    """The plan of a problem with its roofline, waves, workspace and alternatives.
+
+    Args:
+        problem: what is computed.
+        device: as for `plan`.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+
+    >>> explain(Problem.make(16, 16, 8192, device_type="cpu")).bytes
+    524800
+    """
+    chosen = plan(problem, device)
+    bandwidth = chosen.device.bandwidth
+    return Explanation(
+        plan=chosen,
+        bytes=problem.bytes,
+        flops=problem.flops,
+        roofline_seconds=problem.roofline_seconds(bandwidth, math.inf) if bandwidth > 0 else None,
+        waves=_waves(chosen.config, problem, chosen.device),
+        workspace_bytes=workspace_bytes(chosen.config, problem),
+    )
+
+
+def workspace_bytes(config: Config, problem: Problem) -> int:
+    """Bytes of the buffer of partial products, partials[split_k, M, N] in the accumulate dtype."""
+    if config.kernel in ("mm", "dot") or problem.k == 0:
+        return 0
+    return config.split_k * problem.m * problem.n * problem.accumulate_dtype.itemsize
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(problem: Problem, device: Device, backend: str, split_k: int | None) -> Plan:
+    """The plan for checked arguments; `backend` is what the environment made of `auto`."""
+    if backend == "torch" or device.type != "cuda":
+        if backend == "triton":
+            raise ValueError(f"backend must be auto or torch on {device.type}: Triton kernels need a GPU; got 'triton'")
+        return _plan_torch(problem, device, split_k)
+    if 0 in (problem.m, problem.n, problem.k):
+        return Plan(problem, device, TORCH_MM, "there is nothing to multiply")
+    obstacle = _triton_obstacle(problem)
+    if obstacle is None:
+        found = _candidates(problem, device, backend, split_k)
+        if found:
+            return _plan_found(problem, device, found, split_k)
+        obstacle = "no Triton kernel is legal for it on this device"
+    if backend == "triton":
+        raise ValueError(f"backend must be auto or torch for {_describe(problem)}: {obstacle}; got 'triton'")
+    fallback = _plan_torch(problem, device, split_k)
+    return Plan(problem, device, fallback.config, f"torch, because {obstacle}", fallback.alternatives)
+
+
+def _plan_torch(problem: Problem, device: Device, split_k: int | None) -> Plan:
+    if split_k is not None:
+        asked = Config("bmm_sum", split_k=split_k)
+        return Plan(problem, device, asked, f"split_k={split_k} was asked for", (TORCH_MM,))
+    split = Config("bmm_sum", split_k=_natural_split_k(problem, device))
+    if device.type == "cpu" and _needs_widening(problem) and _widening_pays(problem):
+        reason = "widening the operands chunk by chunk costs less than torch's product in their dtypes on a CPU"
+        return Plan(problem, device, split, reason, (TORCH_MM,))
+    reason = f"torch's own kernel is the best of the torch engine on {device.type}"
+    return Plan(problem, device, TORCH_MM, reason, (split,))
+
+
+def _natural_split_k(problem: Problem, device: Device) -> int:
+    """Chunks of the torch engine's split form: a function of (N, K) and the device, never of M."""
+    if device.type == "cpu":
+        return max(1, problem.k // CPU_CHUNK)
+    return max(1, min(64, problem.k // 256))
+
+
+def _needs_widening(problem: Problem) -> bool:
+    return problem.a_dtype in HALVES or problem.b_dtype in HALVES or problem.a_dtype != problem.b_dtype
+
+
+def _widening_pays(problem: Problem) -> bool:
+    """Whether the split form beats torch's half-precision product, by the measurements above."""
+    torch_cannot = (
+        problem.a_dtype != problem.b_dtype
+        or problem.out_dtype != problem.a_dtype
+        or problem.bias_dtype is not None
+        or problem.activation not in (None, "relu")
+    )
+    if torch_cannot or problem.batch_invariant:
+        return True
+    products = problem.m * problem.n
+    elements = problem.m + problem.n
+    if (problem.a_layout, problem.b_layout) in (("row", "column"), ("column", "row")):
+        return products >= 10 * elements and products * problem.k >= 1 << 20
+    return 4 * products >= 3 * elements and products * problem.k >= 1 << 18
+
+
+def _triton_obstacle(problem: Problem) -> str | None:
+    if not problem.is_float:
+        return "Triton kernels take real floating operands"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+def _candidates(problem: Problem, device: Device, backend: str, split_k: int | None) -> tuple[Config, ...]:
+    from decompose_k.heuristics import candidates
+
+    found = candidates(problem, device)
+    if split_k is not None:
+        asked = dict.fromkeys(replace(config, split_k=split_k) for config in found if config.kernel == "pair")
+        return tuple(config for config in asked if triton_objection(config, problem, device) is None)
+    if backend == "triton":
+        return tuple(config for config in found if config.backend == "triton")
+    return found
+
+
+def triton_objection(config: Config, problem: Problem, device: Device) -> str | None:
+    """Why a Triton config cannot run a problem on a device; None where it can."""
+    if device.type != "cuda":
+        return f"Triton kernels need a GPU, and the operands are on {device.type}"
+    obstacle = _triton_obstacle(problem)
+    if obstacle is not None:
+        return obstacle
+    from decompose_k.heuristics import is_legal
+
+    return is_legal(config, problem, device)
+
+
+def _plan_found(problem: Problem, device: Device, found: tuple[Config, ...], split_k: int | None) -> Plan:
+    first, rest = found[0], found[1:]
+    if split_k is not None:
+        reason = f"split_k={split_k} was asked for"
+    elif first.backend == "torch":
+        reason = "the heuristic expects torch's own kernel to be the fastest here"
+    else:
+        reason = "first candidate of the heuristic"
+    return Plan(problem, device, first, reason, rest)
+
+
+def _waves(config: Config, problem: Problem, device: Device) -> float | None:
+    if config.kernel == "mm":
+        return None
+    if config.kernel == "bmm_sum":
+        return config.split_k / device.multiprocessors
+    tiles = math.ceil(problem.m / config.block_m) * math.ceil(problem.n / config.block_n)
+    return tiles * config.split_k / device.multiprocessors
+
+
+def _describe(problem: Problem) -> str:
+    return (
+        f"[{problem.m}, {problem.k}] {dtype_name(problem.a_dtype)} @ [{problem.k}, {problem.n}]"
+        f" {dtype_name(problem.b_dtype)}"
+    )
+
+
+def _device(problem: Problem, device: Any) -> Device:
+    if isinstance(device, Device):
+        found = device
+    elif device is None or isinstance(device, (str, torch.device)):
+        found = _device_of(problem.device_type if device is None else device)
+    else:
+        raise TypeError(f"device must be a Device, a torch.device, a string or None; got {type(device).__name__}")
+    if found.type != problem.device_type:
+        raise ValueError(f"device must be of the problem's device_type {problem.device_type!r}; got {found.type!r}")
+    return found
+
+
+def _device_of(device: str | torch.device) -> Device:
+    try:
+        return Device.of(torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device must name a device of this machine; got {device!r}: {error}") from error

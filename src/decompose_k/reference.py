@@ -1,0 +1,267 @@
+"""The torch engine: the fp64 truth, torch's own product, and Decompose-K as a batched product over K chunks, summed."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from decompose_k.config import Config
+from decompose_k.dtypes import COMPLEX, FLOATS, HALVES, accumulate_dtype
+from decompose_k.epilogue import apply_activation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# fp32 copies of half operands are made panel by panel, so that a K in the millions needs no second copy of them.
+# Measured on a CPU, bf16 64 x 32768 x 64: 5 to 7 ms with panels of 1 to 4 MiB, 8 ms with 0.5, 16 ms with 16, where each
+# panel is fresh memory from the system; 32 x 16384 x 32: 1.0 ms with 1 MiB, 3.7 ms with 2.
+PANEL_BYTES = 1 << 20
+
+# BLAS sums a single row one product after the other: a chain this short is as accurate as its product of many rows.
+INVARIANT_CHUNK = 256
+
+
+def truth(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    alpha: complex = 1.0,
+    beta: complex = 1.0,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """The product in the widest dtype of its kind, against which every engine is measured.
+
+    out = activation(alpha * (a @ b) + beta * bias), in fp64 for floats, complex128 for complex and int64 for integers.
+
+    >>> truth(torch.ones(1, 3, dtype=torch.bfloat16), torch.ones(3, 1, dtype=torch.bfloat16))
+    tensor([[3.]], dtype=torch.float64)
+    """
+    wide = _widest(a.dtype)
+    alpha, beta = _scalars(alpha, beta, wide)
+    product = torch.matmul(a.to(wide), b.to(wide)) * alpha
+    if bias is not None and beta != 0:
+        product = product + bias.to(wide) * beta
+    return apply_activation(product, activation)
+
+
+def composite(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 1.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """The same product out of differentiable torch calls, for tensors and modes that only torch's own ops know."""
+    wide = accumulate_dtype(a.dtype, b.dtype)
+    alpha, beta = _scalars(alpha, beta, wide)
+    product = torch.matmul(a.to(wide), b.to(wide))
+    if alpha != 1:
+        product = product * alpha
+    if bias is not None and beta != 0:
+        product = product + (bias.to(wide) if beta == 1 else bias.to(wide) * beta)
+    return apply_activation(product, activation).to(out_dtype)
+
+
+def torch_matmul(
+    config: Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    alpha: complex = 1.0,
+    beta: complex = 1.0,
+    activation: str | None = None,
+    out_dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+    precision: str | None = None,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """out[m, n] = activation(alpha * (a[m, k] @ b[k, n]) + beta * bias[m, n]) with torch's kernels.
+
+    `config.kernel` is `mm` (torch's own) or `bmm_sum` (K in `config.split_k` chunks). Arguments are valid already.
+    """
+    wide = accumulate_dtype(a.dtype, b.dtype)
+    setting = _wanted_setting(a, wide, precision)
+    if setting is None:
+        return _compute(config, a, b, bias, (alpha, beta), activation, out_dtype, out, batch_invariant)
+    with _fp32_products(*setting):
+        return _compute(config, a, b, bias, (alpha, beta), activation, out_dtype, out, batch_invariant)
+
+
+def _compute(
+    config: Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    factors: tuple[complex, complex],
+    activation: str | None,
+    out_dtype: torch.dtype,
+    out: torch.Tensor | None,
+    batch_invariant: bool,
+) -> torch.Tensor:
+    if batch_invariant:
+        sums = _product_by_rows(config, a, b)
+    else:
+        if config.kernel == "mm" and a.dtype == b.dtype == out_dtype and activation in (None, "relu"):
+            own = _torch_own(a, b, bias, factors, activation, out)
+            if own is not None:
+                return own
+        sums = _product(config, a, b)
+    alpha, beta = _scalars(*factors, sums.dtype)
+    if alpha != 1:
+        sums.mul_(alpha)
+    if bias is not None and beta != 0:
+        term = bias.to(sums.dtype)
+        sums.add_(term if beta == 1 else term * beta)
+    sums = _activate_rows(sums, activation) if batch_invariant else apply_activation(sums, activation)
+    return sums.to(out_dtype) if out is None else out.copy_(sums)
+
+
+def _torch_own(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    factors: tuple[complex, complex],
+    activation: str | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """torch's kernel with its own rounding, where that is the only rounding; None where the epilogue needs the sums.
+
+    relu may follow the rounding: it is monotone and keeps every representable value.
+    """
+    alpha, beta = factors
+    target = out if out is not None and out.is_contiguous() else None
+    if bias is None or beta == 0:
+        if alpha != 1:
+            return None
+        result = torch.mm(a, b) if target is None else torch.mm(a, b, out=target)
+    elif a.is_cuda and bias.dtype == a.dtype and a.dtype in FLOATS and alpha != 0 and a.shape[1] > 0:
+        result = torch.addmm(bias, a, b, alpha=alpha, beta=beta, out=target)
+    else:
+        return None
+    if activation == "relu":
+        result.relu_()
+    return result if out is None or target is not None else out.copy_(result)
+
+
+def _product(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in the accumulate dtype: K is cut in chunks, whose partial products are summed in a fixed order."""
+    m, k = a.shape
+    n = b.shape[1]
+    wide = accumulate_dtype(a.dtype, b.dtype)
+    if 0 in (m, n, k):
+        return torch.zeros((m, n), dtype=wide, device=a.device)
+    if config.kernel == "mm" and a.dtype == b.dtype == wide:
+        return torch.mm(a, b)
+    chunk = -(-k // (config.split_k if config.kernel == "bmm_sum" else 1))
+    whole = k // chunk
+    body = whole * chunk
+    count = whole + (body < k)
+    buffer = torch.empty((count, m, n) if count > 1 else (m, n), dtype=wide, device=a.device)
+    partials = buffer if count > 1 else buffer[None]
+    a_chunks = torch.unflatten(a[:, :body], 1, (whole, chunk)).transpose(0, 1)
+    _multiply_chunks(a_chunks, torch.unflatten(b[:body], 0, (whole, chunk)), partials[:whole])
+    if body < k:
+        _multiply_chunks(a[None, :, body:], b[None, body:], partials[whole:])
+    return buffer.sum(0, dtype=wide) if count > 1 else buffer
+
+
+def _multiply_chunks(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor) -> None:
+    """partials[s] = a[s] @ b[s] for a [S, M, chunk] and b [S, chunk, N], widened no more than a panel at a time."""
+    wide = partials.dtype
+    if a.dtype == b.dtype == wide:
+        torch.bmm(a, b, out=partials)
+    elif a.device.type == "cuda" and a.dtype == b.dtype and a.dtype in HALVES:
+        torch.bmm(a, b, out_dtype=wide, out=partials)
+    else:
+        _multiply_widened(a, b, partials)
+
+
+def _multiply_widened(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor) -> None:
+    wide = partials.dtype
+    splits, m, chunk = a.shape
+    depth = max(1, PANEL_BYTES // (wide.itemsize * (m + b.shape[2])))
+    group = max(1, depth // chunk)
+    for split in range(0, splits, group):
+        target = partials[split : split + group]
+        for first in range(0, chunk, depth):
+            x = a[split : split + group, :, first : first + depth].to(wide)
+            y = b[split : split + group, first : first + depth].to(wide)
+            if first == 0:
+                torch.bmm(x, y, out=target)
+            else:
+                target.baddbmm_(x, y)
+
+
+def _product_by_rows(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b, every row by the same calls on memory of the same alignment, so that BLAS can see neither M nor m.
+
+    In a block of rows some BLAS kernels sum the last rows, or the unaligned ones, in another order than the others.
+    """
+    m, k = a.shape
+    n = b.shape[1]
+    wide = accumulate_dtype(a.dtype, b.dtype)
+    sums = torch.zeros((m, n), dtype=wide, device=a.device)
+    if 0 in (m, n, k):
+        return sums
+    chunk = min(-(-k // config.split_k), INVARIANT_CHUNK)
+    panel_depth = max(1, PANEL_BYTES // (wide.itemsize * (n + 1) * chunk)) * chunk
+    in_halves = a.is_cuda and a.dtype == b.dtype and a.dtype in HALVES
+    operand_dtype = a.dtype if in_halves else wide
+    for first in range(0, k, panel_depth):
+        panel = b[first : first + panel_depth].to(operand_dtype)
+        chunks = Config("bmm_sum", split_k=-(-panel.shape[0] // chunk))
+        for m_index in range(m):
+            row = a[m_index, first : first + panel_depth].to(operand_dtype, copy=True).contiguous()
+            sums[m_index] += _product(chunks, row[None], panel)[0]
+    return sums
+
+
+def _activate_rows(sums: torch.Tensor, activation: str | None) -> torch.Tensor:
+    # On a CPU the vector and the scalar form of exp, erf and tanh differ in the last bit, and which of them serves an
+    # element depends on its place in the whole buffer: one call per row makes that place a function of n alone.
+    if activation is None or activation == "relu" or sums.device.type != "cpu":
+        return apply_activation(sums, activation)
+    for row in sums:
+        row.copy_(apply_activation(row.clone(), activation))
+    return sums
+
+
+def _wanted_setting(a: torch.Tensor, wide: torch.dtype, precision: str | None) -> tuple[Any, str] | None:
+    """torch's fp32 product setting and the value that `precision` allows; None where it agrees or has no say."""
+    if wide != torch.float32 or (a.is_cuda and precision is None):
+        return None
+    backends: Any = torch.backends
+    backend = backends.cuda.matmul if a.is_cuda else backends.mkldnn.matmul
+    wanted = "tf32" if precision == "tf32" and a.is_cuda else "ieee"
+    found = backend.fp32_precision
+    return None if found == wanted or (wanted == "ieee" and found == "none") else (backend, wanted)
+
+
+@contextlib.contextmanager
+def _fp32_products(backend: Any, wanted: str) -> Iterator[None]:
+    found = backend.fp32_precision
+    backend.fp32_precision = wanted
+    try:
+        yield
+    finally:
+        backend.fp32_precision = found
+
+
+def _scalars(alpha: complex, beta: complex, dtype: torch.dtype) -> tuple[complex, complex]:
+    """alpha and beta as whole numbers where the sums are integers, which a float scalar would promote."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return alpha, beta
+    return int(alpha.real), int(beta.real)
+
+
+def _widest(dtype: torch.dtype) -> torch.dtype:
+    if dtype in COMPLEX:
+        return torch.complex128
+    return torch.float64 if dtype in FLOATS else torch.int64

@@ -1,0 +1,31 @@
+"""Every environment variable that the library reads, in one table.
+
+| variable | meaning | default |
+|---|---|---|
+| `DECOMPOSE_K_BACKEND` | backend that `backend="auto"` stands for: auto, torch or triton | auto |
+| `DECOMPOSE_K_CACHE_DIR` | where remembered choices are kept | the user's cache directory + `decompose-k` |
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+BACKENDS = ("auto", "torch", "triton")
+
+
+def default_backend() -> str:
+    """What `backend="auto"` stands for in this process; raises ValueError for an unknown name."""
+    name = os.environ.get("DECOMPOSE_K_BACKEND", "auto")
+    if name not in BACKENDS:
+        raise ValueError(f"DECOMPOSE_K_BACKEND must be one of {', '.join(BACKENDS)}; got {name!r}")
+    return name
+
+
+def cache_directory() -> Path:
+    """Where remembered choices are kept; the directory is not created here."""
+    chosen = os.environ.get("DECOMPOSE_K_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "decompose-k"

@@ -1,0 +1,39 @@
+"""Every kernel that the heuristics would launch compiles for every target, within its limits and without spills."""
+
+from __future__ import annotations
+
+import pytest
+
+from decompose_k.config import LAUNCHES, TRITON_KERNELS
+from shipped import shipped, untested_activations
+from targets import TARGETS
+
+SHIPPED = shipped()
+
+
+@pytest.fixture(scope="module")
+def answers(compile_pool):
+    """All of the launches, submitted at once: the tests wait, each for its own."""
+    return {launch: compile_pool.submit(launch.target, "launches:engine", **launch.arguments) for launch in SHIPPED}
+
+
+@pytest.mark.parametrize("launch", SHIPPED, ids=str)
+def test_compiles_within_the_limits(answers, launch):
+    answer = answers[launch].result()
+    assert "error" not in answer, answer["error"]
+    assert len(answer["kernels"]) == (1 if launch.config.kernel == "dot" else 2)
+    for kernel in answer["kernels"]:
+        assert kernel["spills"] == 0, f"{launch.config} spills: {kernel}"
+        assert kernel["shared"] <= TARGETS[launch.target].shared_limit, f"{launch.config} takes too much: {kernel}"
+        assert kernel["grid_fits"], str(kernel)
+        assert kernel["waits"] == (launch.config.launch != "plain"), str(kernel)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_spread_is_wide_enough(target):
+    mine = [launch for launch in SHIPPED if launch.target == target]
+    assert {launch.config.kernel for launch in mine} == set(TRITON_KERNELS)
+    assert {launch.config.reducer for launch in mine} == {"flat", "tile"}
+    if TARGETS[target].device.has_dependent_launch:
+        assert {launch.config.launch for launch in mine} == set(LAUNCHES) - {"plain"}
+    assert not untested_activations()

@@ -1,0 +1,57 @@
+"""Where the tests run: `--device cuda` sends the contract suite, unchanged, to a GPU and to the Triton engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="torch device that the contract tests run on: cpu or cuda")
+
+
+def pytest_generate_tests(metafunc):
+    if "backend" in metafunc.fixturenames:
+        device = torch.device(metafunc.config.getoption("--device"))
+        metafunc.parametrize("backend", ["auto", "torch"] + (["triton"] if device.type == "cuda" else []))
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    """The torch device of the contract tests."""
+    chosen = torch.device(request.config.getoption("--device"))
+    return torch.device(chosen.type, torch.cuda.current_device()) if chosen.type == "cuda" else chosen
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Memory that the library takes holds NaN or the largest integer: what nobody writes cannot look right."""
+    monkeypatch.setattr(torch, "empty", _poisoning(torch.empty))
+
+
+@pytest.fixture(autouse=True)
+def default_precision():
+    """Every test starts from and leaves behind torch's default precision."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    yield
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def _poisoning(empty):
+    def poisoned(*args, **kwargs):
+        tensor = empty(*args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return _poison(tensor) if caller.startswith("decompose_k") else tensor
+
+    return poisoned
+
+
+def _poison(tensor):
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.fill_(float("nan"))
+    return tensor.fill_(torch.iinfo(tensor.dtype).max)
