@@ -49,6 +49,7 @@ def flat_reduce_kernel(
     stride_on,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    MORE_SPLITS: tl.constexpr,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -65,10 +66,12 @@ def flat_reduce_kernel(
         x, s, outputs = x.to(tl.int64), s.to(tl.int64), outputs.to(tl.int64)
     valid = x < outputs
     wait_for_predecessor(LAUNCH)
-    total = tl.zeros((BLOCK,), partials.dtype.element_ty)
-    for first in range(0, splits, SPLITS):
-        block = partials + (first + s)[:, None] * outputs + x[None, :]
-        total += tl.sum(tl.load(block, (first + s < splits)[:, None] & valid[None, :], 0.0), 0)
+    block = partials + s[:, None] * outputs + x[None, :]
+    total = tl.sum(tl.load(block, (s < splits)[:, None] & valid[None, :], 0.0), 0)
+    if MORE_SPLITS:
+        for first in range(SPLITS, splits, SPLITS):
+            block += SPLITS * outputs
+            total += tl.sum(tl.load(block, (first + s < splits)[:, None] & valid[None, :], 0.0), 0)
     rows, columns = x // N, x % N
     total = finish(total, bias, rows, columns, valid, stride_bm, stride_bn, alpha, beta, BIAS, SCALE, ACTIVATION)
     where = x if CONTIGUOUS else rows * stride_om + columns * stride_on
@@ -156,6 +159,7 @@ def launch_reduce(
         *arguments,
         BLOCK=config.reduce_block,
         SPLITS=min(triton.next_power_of_2(splits), MOST_SPLITS_AT_ONCE),
+        MORE_SPLITS=splits > MOST_SPLITS_AT_ONCE,
         CONTIGUOUS=out.is_contiguous(),
         **constants,
         num_warps=config.reduce_warps,
