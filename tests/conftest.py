@@ -18,7 +18,10 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     index, count = map(int, config.getoption("--shard").split("/"))
-    items[:] = [item for place, item in enumerate(items) if place % count == index]
+    has_gpu = config.getoption("--device") != "cpu"
+    kept = [item for item in items if has_gpu or item.get_closest_marker("gpu") is None][index::count]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
 def pytest_generate_tests(metafunc):

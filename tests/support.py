@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from decompose_k.config import Config
-from decompose_k.dtypes import COMPLEX, FLOATS, accumulate_dtype, default_out_dtype
+from decompose_k.dtypes import COMPLEX, FLOATS, HALVES, accumulate_dtype, default_out_dtype
 from decompose_k.epilogue import ACTIVATIONS, apply_activation
 from decompose_k.reference import truth
 
@@ -71,7 +71,10 @@ def torch_result(a, b, *, bias=None, alpha=1.0, beta=1.0, activation=None, out_d
     result = torch.matmul(a, b)
     if out_dtype is not None and out_dtype.itemsize > common.itemsize and common in FLOATS:
         # torch's mm(out_dtype=float32) has no CPU kernel: the product in the accumulate dtype stands for it.
-        result = torch.matmul(a.to(accumulate_dtype(common, common)), b.to(accumulate_dtype(common, common)))
+        if a.is_cuda and common in HALVES and 0 not in (*a.shape, *b.shape):
+            result = torch.mm(a, b, out_dtype=torch.float32)
+        else:
+            result = torch.matmul(a.to(accumulate_dtype(common, common)), b.to(accumulate_dtype(common, common)))
         result = result.to(out_dtype)
     if alpha != 1:
         result = result * alpha

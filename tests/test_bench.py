@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decompose_k.bench import measure, run
+from decompose_k.bench import check, measure, run
 from decompose_k.bench.cases import (
     Case,
     affordable,
@@ -17,8 +17,9 @@ from decompose_k.bench.cases import (
     suite_cases,
     with_dtype,
 )
+from decompose_k.bench.check import check_case, make_inputs, relative_error, truth
 from decompose_k.bench.machine import Ceilings, Machine, commit_of, measure_ceilings
-from decompose_k.bench.measure import Bench, check_case, make_inputs, relative_error, truth
+from decompose_k.bench.measure import Bench
 from decompose_k.bench.rows import JSONL_NAME, Row, read_jsonl
 from decompose_k.bench.run import Settings, open_folder, run_cases
 from decompose_k.bench.variants import (
@@ -101,7 +102,7 @@ def test_the_limits_leave_out_with_a_reason():
 def test_the_truth_is_summed_in_pieces_without_changing(monkeypatch):
     case = custom_case((3, 2, 1000), torch.float64, activation="relu")
     a, b = make_inputs(case, CPU, torch.Generator().manual_seed(0))
-    monkeypatch.setattr(measure, "_TRUTH_CHUNK", 7)
+    monkeypatch.setattr(check, "_TRUTH_CHUNK", 7)
     torch.testing.assert_close(truth(case, a, b), torch.relu(a @ b), rtol=1e-12, atol=1e-12)
 
 

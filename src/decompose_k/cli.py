@@ -7,24 +7,22 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
-from decompose_k import settings
 from decompose_k._version import __version__
 from decompose_k.bench import console as view
 from decompose_k.bench.cases import CUSTOM, Case, custom_case, demo_cases, demo_checks, suite_cases, with_dtype
 from decompose_k.bench.demo import run_checks, run_demo
-from decompose_k.bench.machine import available_bytes, device_name, triton_version
+from decompose_k.bench.machine import device_name, machine_facts
 from decompose_k.bench.report import write_report
 from decompose_k.bench.rows import Row, read_jsonl
 from decompose_k.bench.run import Outcome, Settings, open_folder, run_cases
 from decompose_k.bench.summary import duels
 from decompose_k.bench.variants import DEFAULT_VARIANTS, VARIANTS
-from decompose_k.device import Device
 from decompose_k.dtypes import FLOATS, dtype_from_name, dtype_name
 from decompose_k.epilogue import ACTIVATIONS
 from decompose_k.plan import explain as explain_problem
@@ -226,27 +224,6 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] 
     width = max(map(len, facts))
     for name, value in facts.items():
         typer.echo(f"{name:{width}}  {', '.join(map(str, value)) if isinstance(value, list) else value}")
-
-
-def machine_facts() -> dict[str, Any]:
-    """What `info` shows."""
-    has_gpu = torch.cuda.is_available()
-    names = [device_name(torch.device("cpu"))]
-    if has_gpu:
-        names += [Device.of(f"cuda:{index}").name for index in range(torch.cuda.device_count())]
-    triton = triton_version()
-    usable = "triton" if triton and has_gpu else None
-    return {
-        "decompose-k": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "triton": triton or "not installed",
-        "devices": names,
-        "free memory": f"{available_bytes(torch.device('cpu')) / 1e9:.1f} GB",
-        "backends": ["torch", *([usable] if usable else [])],
-        "default backend": settings.default_backend(),
-        "cache": str(settings.cache_directory()),
-    }
 
 
 def parse_device(text: str) -> torch.device:

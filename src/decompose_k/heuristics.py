@@ -17,6 +17,7 @@ import torch
 from decompose_k.config import Config
 from decompose_k.device import Device
 from decompose_k.dtypes import HALVES
+from decompose_k.legality import FINE_ENOUGH, MOST_DOT_K, MOST_DOT_ROWS, ceil_divide, is_legal, k_blocks, triton_refusal
 from decompose_k.problem import Problem
 
 MOST_CANDIDATES = 30
@@ -24,28 +25,6 @@ MOST_CANDIDATES = 30
 MOST_WORKSPACE_BYTES = 8 << 20
 MOST_SPLITS = 256
 MOST_PREFETCH_BYTES = 7 << 20
-MOST_DOT_ROWS = 2
-MOST_DOT_K = 16384
-
-_FINE_ENOUGH = {
-    None: ("ieee",),
-    "ieee": ("ieee",),
-    "highest": ("ieee", "tf32x3"),
-    "tf32x3": ("ieee", "tf32x3"),
-    "tf32": ("ieee", "tf32x3", "tf32"),
-}
-
-
-def is_legal(config: Config, problem: Problem, device: Device) -> str | None:
-    """None if `config` can compute `problem` on `device` within the contract, else the reason why not."""
-    if config.backend == "torch":
-        return None
-    return (
-        _triton_refusal(problem, device)
-        or _precision_refusal(config, problem, device)
-        or _launch_refusal(config, problem, device)
-        or (_dot_refusal(config, problem) if config.kernel == "dot" else _pair_refusal(config, problem, device))
-    )
 
 
 def candidates(problem: Problem, device: Device) -> tuple[Config, ...]:
@@ -54,7 +33,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Config, ...]:
     With `batch_invariant` there is one: it is chosen from n, k and the dtypes alone, so that every m runs the same
     arithmetic in the same order.
     """
-    if _triton_refusal(problem, device) is not None or 0 in (problem.m, problem.n, problem.k):
+    if triton_refusal(problem, device) is not None or 0 in (problem.m, problem.n, problem.k):
         return ()
     if problem.batch_invariant:
         return (_batch_invariant(problem, device),)
@@ -70,12 +49,12 @@ def predict_microseconds(config: Config, problem: Problem, device: Device) -> fl
     if config.kernel == "dot":
         return _predict_dot(config, problem, device)
     cost = _COSTS[_arithmetic(config, problem)]
-    tiles = _ceil(problem.m, config.block_m) * _ceil(problem.n, config.block_n)
-    blocks = _k_blocks(config, problem)
-    splits = _ceil(problem.k, blocks * config.block_k)
+    tiles = ceil_divide(problem.m, config.block_m) * ceil_divide(problem.n, config.block_n)
+    blocks = k_blocks(config, problem)
+    splits = ceil_divide(problem.k, blocks * config.block_k)
     waves = tiles * splits / device.multiprocessors
     # Up to two programs share a multiprocessor and overlap; beyond that the last wave counts whole.
-    crowding = max(1.0, waves) if waves <= 2 else float(_ceil(tiles * splits, device.multiprocessors))
+    crowding = max(1.0, waves) if waves <= 2 else float(ceil_divide(tiles * splits, device.multiprocessors))
     row = config.block_m * problem.a_dtype.itemsize + config.block_n * problem.b_dtype.itemsize
     return (
         cost.start
@@ -133,7 +112,7 @@ def _arithmetic(config: Config, problem: Problem) -> str:
 def _predict_dot(config: Config, problem: Problem, device: Device) -> float:
     streams = min(problem.m, problem.n)
     a_thread = config.block_n * config.block_k / (32 * config.num_warps)
-    uneven = 0.05 * abs(math.log2(a_thread / (16 * streams)))
+    uneven = 0.05 * abs(math.log2(a_thread / 16))
     static = -0.4 if config.launch == "static_b" else 0.0
     return 0.75 + 1.25 * _unique_microseconds(problem, device) + 0.6 * (streams - 1) + uneven + static
 
@@ -151,116 +130,6 @@ def _predict_torch(problem: Problem, device: Device) -> float:
 
 def _unique_microseconds(problem: Problem, device: Device) -> float:
     return problem.bytes / (device.bandwidth or 1e12) * 1e6
-
-
-def _triton_refusal(problem: Problem, device: Device) -> str | None:
-    if device.type != "cuda":
-        return f"the Triton kernels need a GPU; the device is {device.name}"
-    if not problem.is_float:
-        return "the Triton kernels take fp16, bf16, fp32 and fp64 only"
-    if torch.bfloat16 in (problem.a_dtype, problem.b_dtype) and not device.has_bf16:
-        return f"{device.name} has no bf16 tensor cores"
-    if problem.accumulate_dtype == torch.float64:
-        if device.vendor == "amd":
-            return "Triton 3.6 has no fp64 dot for AMD GPUs"
-        if problem.activation in ("tanh", "gelu_tanh"):
-            return f"the kernels' {problem.activation} is of fp32 accuracy, the product is fp64"
-    return None
-
-
-def _precision_refusal(config: Config, problem: Problem, device: Device) -> str | None:
-    allowed = _FINE_ENOUGH[problem.precision]
-    if config.input_precision not in allowed:
-        return f"input_precision must be one of {', '.join(allowed)} for this problem; got {config.input_precision}"
-    if config.input_precision != "ieee" and not (device.vendor == "nvidia" and device.capability >= (8, 0)):
-        return f"{device.name} has no tf32"
-    if problem.batch_invariant and config.input_precision == "tf32x3":
-        return "tf32x3 recomputes whole tiles with unusual values, so a row's bits would depend on its neighbours"
-    return None
-
-
-def _launch_refusal(config: Config, problem: Problem, device: Device) -> str | None:
-    if config.launch != "plain" and not device.has_dependent_launch:
-        return f"launch={config.launch} needs programmatic dependent launch, which {device.name} lacks"
-    if config.prefetch and config.launch == "plain":
-        return "prefetch is of use only before the wait of a dependent launch"
-    if config.launch == "static_b" and not problem.static_b:
-        return "launch=static_b reads b before earlier kernels have finished: the caller must promise static_b"
-    return None
-
-
-def _dot_refusal(config: Config, problem: Problem) -> str | None:
-    if min(problem.m, problem.n) > MOST_DOT_ROWS:
-        return f"the dot kernel takes min(m, n) <= {MOST_DOT_ROWS}; got {min(problem.m, problem.n)}"
-    if not problem.k <= config.block_k <= MOST_DOT_K:
-        return f"the dot kernel takes k <= block_k <= {MOST_DOT_K}; got k={problem.k}, block_k={config.block_k}"
-    if config.split_k != 1:
-        return f"the dot kernel does not split K; got split_k={config.split_k}"
-    if config.launch == "static_b" and problem.n < problem.m:
-        return "with n < m the dot kernel streams a, which static_b says nothing about"
-    if problem.batch_invariant:
-        return "the dot kernel's order of summation differs from that of more rows"
-    return None
-
-
-def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | None:
-    if config.block_k < 32 or min(config.block_m, config.block_n) < 16:
-        return "the pair needs block_m, block_n >= 16 and block_k >= 32"
-    if config.launch == "static_b" and _k_blocks(config, problem) > 1:
-        return "launch=static_b holds the weight in registers: one block_k a program"
-    chain = _longest_chain(config, problem)
-    if chain > _longest_exact_chain(config, problem) and not problem.batch_invariant:
-        return f"rounding in sums of {chain} products would exceed that of torch's own kernel"
-    shared = _shared_bytes(config, problem)
-    if shared > device.shared_bytes:
-        return f"needs {shared} bytes of shared memory; {device.name} has {device.shared_bytes}"
-    if _registers(config, problem) > 200:
-        return "the tile would spill registers"
-    return None
-
-
-def _longest_chain(config: Config, problem: Problem) -> int:
-    """Products that are added one after the other in one accumulator before anything rounds to nearest."""
-    in_one_block = min(config.block_k, problem.k)
-    if problem.precision and config.input_precision == "tf32x3":
-        return in_one_block
-    return min(problem.k, _k_blocks(config, problem) * config.block_k)
-
-
-def _longest_exact_chain(config: Config, problem: Problem) -> int:
-    """The chain at which the error, measured against fp64 on an H200, reaches torch's own (halves: twice of it)."""
-    if problem.accumulate_dtype == torch.float64:
-        return problem.k
-    if problem.precision in (None, "tf32"):
-        return 2048
-    if config.input_precision == "ieee":
-        return 256
-    if torch.bfloat16 in (problem.a_dtype, problem.b_dtype):
-        return 128 if problem.k < 1 << 14 else 256
-    return 64
-
-
-def _shared_bytes(config: Config, problem: Problem) -> int:
-    """Upper estimate of stage 1's shared memory: the pipelined tiles, an fp32 copy of converted ones included."""
-    sizes = [max(dtype.itemsize, 4 if problem.precision else 0) for dtype in (problem.a_dtype, problem.b_dtype)]
-    tile = config.block_k * (config.block_m * sizes[0] + config.block_n * sizes[1])
-    return tile * max(1, config.num_stages)
-
-
-def _registers(config: Config, problem: Problem) -> float:
-    """Rough 32-bit registers a thread for the accumulator, one K block of both operands and its copies."""
-    threads = 32 * config.num_warps
-    acc = config.block_m * config.block_n * (2 if problem.accumulate_dtype == torch.float64 else 1)
-    widths = {"ieee": 1.0, "tf32x3": 2.5, "tf32": 1.0}
-    scale = widths[config.input_precision] if problem.precision else 0.5
-    if config.num_stages > 1 and problem.precision is None:
-        scale *= 0.5
-    return (acc + scale * config.block_k * (config.block_m + config.block_n)) / threads
-
-
-def _k_blocks(config: Config, problem: Problem) -> int:
-    """K blocks that one program of stage 1 goes through."""
-    return _ceil(_ceil(problem.k, config.split_k), config.block_k)
 
 
 def _enumerate(problem: Problem, device: Device) -> Iterator[Config]:
@@ -290,13 +159,13 @@ def _pairs(
     problem: Problem, device: Device, launches: tuple[str, ...], precision: str, block_m: int, block_n: int
 ) -> Iterator[Config]:
     """Pairs of one tile shape: whole multiples of a wave of programs, or one K block a program."""
-    tiles = _ceil(problem.m, block_m) * _ceil(problem.n, block_n)
+    tiles = ceil_divide(problem.m, block_m) * ceil_divide(problem.n, block_n)
     for block_k in (32, 64, 128, 256):
-        most_blocks = _ceil(problem.k, block_k)
-        wanted = {_ceil(most_blocks, max(1, waves * device.multiprocessors // tiles)) for waves in (1, 2)}
+        most_blocks = ceil_divide(problem.k, block_k)
+        wanted = {ceil_divide(most_blocks, max(1, waves * device.multiprocessors // tiles)) for waves in (1, 2)}
         # One block, or twice the smallest fill, leaves part of the device empty and the second stage less to read.
         for blocks in sorted(wanted | {1, min(most_blocks, 2 * max(wanted))}):
-            split_k = _ceil(problem.k, block_k * blocks)
+            split_k = ceil_divide(problem.k, block_k * blocks)
             if split_k > 1 and not _split_is_sane(problem, device, tiles, split_k):
                 continue
             if block_k == 256 and blocks in (2, 3):
@@ -326,7 +195,7 @@ def _usual_warps(config: Config) -> int:
 
 def _warp_choices(tile: int) -> tuple[int, ...]:
     """Small tiles have too little work for four warps: 16 x 16 x 8192 takes 2.9 us with two and 3.0 us with four."""
-    return (1, 2, 4) if tile <= 256 else (2, 4) if tile <= 1024 else (4, 8)
+    return (1, 2, 4) if tile <= 256 else (2, 4) if tile <= 1024 else (4, 8) if tile <= 8192 else (8,)
 
 
 def _reduce_block(problem: Problem, split_k: int) -> int:
@@ -334,7 +203,7 @@ def _reduce_block(problem: Problem, split_k: int) -> int:
 
     Too large a block costs more than too small a one: 16 x 16 x 8192 takes 2.4 us with 8 or 16, 3.5 us with 64.
     """
-    block = _power_of_two(_ceil(problem.m * problem.n, 128))
+    block = _power_of_two(ceil_divide(problem.m * problem.n, 128))
     return min(64, max(8, block if split_k >= 32 else 2 * block))
 
 
@@ -371,7 +240,7 @@ def _precisions(problem: Problem, device: Device) -> tuple[str, ...]:
         return ("ieee",)
     if problem.a_dtype in HALVES and problem.b_dtype in HALVES:
         return ("ieee",)
-    fine = _FINE_ENOUGH[problem.precision]
+    fine = FINE_ENOUGH[problem.precision]
     return fine[-1:] if problem.precision == "tf32" else fine
 
 
@@ -388,9 +257,9 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
     is_half = problem.precision is None and problem.accumulate_dtype == torch.float32
     block_n = min(64 if is_half else 32, max(16, _power_of_two(problem.n)))
     block_k = 128 if is_half else 64
-    fill = max(1, device.multiprocessors // _ceil(problem.n, block_n))
-    short_chain = _ceil(problem.k, 1024 if is_half else 256)
-    split_k = min(max(fill, short_chain), 1024, _ceil(problem.k, block_k))
+    fill = max(1, device.multiprocessors // ceil_divide(problem.n, block_n))
+    short_chain = ceil_divide(problem.k, 1024 if is_half else 128)
+    split_k = min(max(fill, short_chain), 1024, ceil_divide(problem.k, block_k))
     launch = "wait_first" if device.has_dependent_launch else "plain"
     return Config(
         "pair",
@@ -403,10 +272,6 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
         prefetch="b" if launch == "wait_first" else "",
         input_precision="tf32" if problem.precision == "tf32" else "ieee",
     )
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _power_of_two(n: int) -> int:

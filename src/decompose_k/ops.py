@@ -73,6 +73,9 @@ def needs_composite(*tensors: torch.Tensor | None) -> bool:
         return False
     if forward_ad._current_level >= 0:
         return True
+    if any(tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors):
+        # torch.autograd.grad(..., is_grads_batched=True) sends tensors without storage, which no kernel can read.
+        return True
     kinds = [type(tensor) for tensor in tensors if tensor is not None and type(tensor) not in _PLAIN_TYPES]
     return any(_is_foreign(kind) for kind in kinds)
 

@@ -242,7 +242,7 @@ def triton_objection(config: Config, problem: Problem, device: Device) -> str | 
     obstacle = _triton_obstacle(problem)
     if obstacle is not None:
         return obstacle
-    from decompose_k.heuristics import is_legal
+    from decompose_k.legality import is_legal
 
     return is_legal(config, problem, device)
 

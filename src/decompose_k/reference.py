@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PANEL_BYTES = 1 << 20
 
 # BLAS sums a single row one product after the other: a chain this short is as accurate as its product of many rows.
+# cuBLAS adds up a chunk in one accumulator: longer ones round worse than torch.mm, which splits K by itself.
+CUDA_CHUNK = 256
 INVARIANT_CHUNK = 256
 
 
@@ -160,6 +162,8 @@ def _product(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if config.kernel == "mm" and a.dtype == b.dtype == wide:
         return torch.mm(a, b)
     chunk = -(-k // (config.split_k if config.kernel == "bmm_sum" else 1))
+    if a.is_cuda:
+        chunk = min(chunk, CUDA_CHUNK)
     whole = k // chunk
     body = whole * chunk
     count = whole + (body < k)

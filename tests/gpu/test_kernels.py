@@ -16,11 +16,13 @@ from support import ACTIVATION_NAMES, LAYOUTS, assert_as_good_as_torch, random, 
 pytestmark = pytest.mark.gpu
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-WAIT_FIRST = Config("pair", split_k=5, block_k=64, num_stages=3, launch="wait_first", prefetch="ab")
+WAIT_FIRST = Config("pair", split_k=16, block_k=64, num_stages=3, launch="wait_first", prefetch="ab")
 STATIC_B = Config("pair", split_k=16, block_k=64, launch="static_b", prefetch="a")
-PLAIN = Config("pair", split_k=5, block_k=64, num_stages=3)
+PLAIN = Config("pair", split_k=16, block_k=64, num_stages=3)
+FEW_SPLITS = Config("pair", split_k=3, block_k=64, num_stages=3, launch="wait_first")
 PAIRS = {
     "plain": PLAIN,
+    "few_splits": FEW_SPLITS,
     "tile_reducer": replace(PLAIN, reducer="tile"),
     "wait_first": WAIT_FIRST,
     "static_b": STATIC_B,

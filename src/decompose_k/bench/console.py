@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from decompose_k.bench.measure import Checked
+    from decompose_k.bench.check import Checked
     from decompose_k.bench.rows import Row
 
 _VERDICT_STYLES = {"win": "bold cyan", "tie": "dim", "loss": "bold yellow"}

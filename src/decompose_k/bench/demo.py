@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from decompose_k.bench.cases import Case, demo_cases, demo_checks
-from decompose_k.bench.measure import Checked, check_case
+from decompose_k.bench.check import Checked, check_case
 from decompose_k.bench.run import Outcome, Settings, run_cases
 
 if TYPE_CHECKING:

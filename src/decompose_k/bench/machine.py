@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import device as TorchDevice
 
+from decompose_k import settings
 from decompose_k._version import __version__
 from decompose_k.device import Device
 from decompose_k.dtypes import HALVES, accumulate_dtype
@@ -159,3 +162,24 @@ def _cpu_model() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def machine_facts() -> dict[str, Any]:
+    """What `info` shows."""
+    has_gpu = torch.cuda.is_available()
+    names = [device_name(torch.device("cpu"))]
+    if has_gpu:
+        names += [Device.of(f"cuda:{index}").name for index in range(torch.cuda.device_count())]
+    triton = triton_version()
+    usable = "triton" if triton and has_gpu else None
+    return {
+        "decompose-k": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "triton": triton or "not installed",
+        "devices": names,
+        "free memory": f"{available_bytes(torch.device('cpu')) / 1e9:.1f} GB",
+        "backends": ["torch", *([usable] if usable else [])],
+        "default backend": settings.default_backend(),
+        "cache": str(settings.cache_directory()),
+    }

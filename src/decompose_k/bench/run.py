@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from decompose_k.bench.cases import Case, LeftOut, affordable
+from decompose_k.bench.check import Checked
 from decompose_k.bench.machine import Ceilings, Machine, available_bytes, measure_ceilings, rate_dtype
-from decompose_k.bench.measure import Bench, Checked
+from decompose_k.bench.measure import Bench
 from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, read_jsonl
 from decompose_k.bench.search import compile_ahead
 from decompose_k.bench.variants import DEFAULT_VARIANTS

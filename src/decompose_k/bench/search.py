@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from decompose_k.bench.measure import check, make_inputs
+from decompose_k.bench.check import check, make_inputs
 from decompose_k.bench.variants import TORCH, Variant, variants_of
 from decompose_k.config import Config
 from decompose_k.timing import time_variants

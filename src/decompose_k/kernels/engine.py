@@ -33,6 +33,8 @@ def triton_matmul(
     a [M, K] and b [K, N] of real floating dtypes with any strides, M, N, K >= 1; bias broadcastable to [M, N]; `out`
     [M, N] of `out_dtype` with any strides, or None. The arguments are taken as checked.
     """
+    if config.backend != "triton":
+        raise ValueError(f"config must name a Triton kernel, pair or dot; got {config}")
     m, n = a.shape[0], b.shape[1]
     accumulate = accumulate_dtype(a.dtype, b.dtype)
     with _on_device_of(a):

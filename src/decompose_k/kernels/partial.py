@@ -19,7 +19,8 @@ from decompose_k.kernels.launch import (
 from decompose_k.kernels.multiply import all_finite, multiply, unscale
 
 
-@triton.jit
+# As in the reducer: no code of its own for an M that is 1 or divisible by 16.
+@triton.jit(do_not_specialize=["M"])
 def partial_kernel(
     a,
     b,

@@ -33,7 +33,9 @@ def finish(total, bias, rows, columns, valid, stride_bm, stride_bn, alpha, beta,
     return activate(total, ACTIVATION)
 
 
-@triton.jit
+# Neither kernel may be compiled for a kind of M: which thread adds which partials would then depend on M, and a row's
+# bits with it. (Triton compiles anew for arguments that are 1 or divisible by 16.)
+@triton.jit(do_not_specialize=["M"])
 def flat_reduce_kernel(
     partials,
     bias,
@@ -41,8 +43,8 @@ def flat_reduce_kernel(
     M,
     N,
     splits,
-    alpha: "fp64",
-    beta: "fp64",
+    alpha: tl.float64,
+    beta: tl.float64,
     stride_bm,
     stride_bn,
     stride_om,
@@ -78,7 +80,7 @@ def flat_reduce_kernel(
     tl.store(out + where, total.to(out.dtype.element_ty), valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def tile_reduce_kernel(
     partials,
     bias,
@@ -86,8 +88,8 @@ def tile_reduce_kernel(
     M,
     N,
     splits,
-    alpha: "fp64",
-    beta: "fp64",
+    alpha: tl.float64,
+    beta: tl.float64,
     stride_bm,
     stride_bn,
     stride_om,

@@ -1,0 +1,161 @@
+"""Whether a config can compute a problem on a device within the contract: the one predicate for choosing and tuning."""
+
+from __future__ import annotations
+
+import torch
+
+from decompose_k.config import Config
+from decompose_k.device import Device
+from decompose_k.dtypes import HALVES
+from decompose_k.problem import Problem
+
+MOST_DOT_ROWS = 2
+MOST_DOT_K = 16384
+MOST_REGISTERS = 200
+
+# What each precision of a problem lets a kernel do with fp32 operands, plainest first.
+FINE_ENOUGH = {
+    None: ("ieee",),
+    "ieee": ("ieee",),
+    "highest": ("ieee", "tf32x3"),
+    "tf32x3": ("ieee", "tf32x3"),
+    "tf32": ("ieee", "tf32x3", "tf32"),
+}
+
+
+def is_legal(config: Config, problem: Problem, device: Device) -> str | None:
+    """None if `config` can compute `problem` on `device` within the contract, else the reason why not."""
+    if config.backend == "torch":
+        return None
+    return (
+        triton_refusal(problem, device)
+        or _precision_refusal(config, problem, device)
+        or _launch_refusal(config, problem, device)
+        or (_dot_refusal(config, problem) if config.kernel == "dot" else _pair_refusal(config, problem, device))
+    )
+
+
+def triton_refusal(problem: Problem, device: Device) -> str | None:
+    """Why no Triton kernel can compute a problem on a device; None where one can."""
+    if device.type != "cuda":
+        return f"the Triton kernels need a GPU; the device is {device.name}"
+    if not problem.is_float:
+        return "the Triton kernels take fp16, bf16, fp32 and fp64 only"
+    if torch.bfloat16 in (problem.a_dtype, problem.b_dtype) and not device.has_bf16:
+        return f"{device.name} has no bf16 tensor cores"
+    if problem.accumulate_dtype == torch.float64:
+        if device.vendor == "amd" or device.capability >= (10, 0):
+            return f"Triton 3.6 has no dependable fp64 dot for {device.name}"
+        if problem.a_dtype in HALVES or problem.b_dtype in HALVES:
+            return "Triton 3.6 cannot multiply halves with fp64"
+    return None
+
+
+def _precision_refusal(config: Config, problem: Problem, device: Device) -> str | None:
+    allowed = FINE_ENOUGH[problem.precision]
+    if config.input_precision not in allowed:
+        return f"input_precision must be one of {', '.join(allowed)} for this problem; got {config.input_precision}"
+    if config.input_precision != "ieee" and not (device.vendor == "nvidia" and device.capability >= (8, 0)):
+        return f"{device.name} has no tf32"
+    if problem.batch_invariant and config.input_precision == "tf32x3":
+        return "tf32x3 recomputes whole tiles with unusual values, so a row's bits would depend on its neighbours"
+    return None
+
+
+def _launch_refusal(config: Config, problem: Problem, device: Device) -> str | None:
+    if config.launch != "plain" and not device.has_dependent_launch:
+        return f"launch={config.launch} needs programmatic dependent launch, which {device.name} lacks"
+    if config.prefetch and config.launch == "plain":
+        return "prefetch is of use only before the wait of a dependent launch"
+    if config.launch == "static_b" and not problem.static_b:
+        return "launch=static_b reads b before earlier kernels have finished: the caller must promise static_b"
+    return None
+
+
+def _dot_refusal(config: Config, problem: Problem) -> str | None:
+    if min(problem.m, problem.n) > MOST_DOT_ROWS:
+        return f"the dot kernel takes min(m, n) <= {MOST_DOT_ROWS}; got {min(problem.m, problem.n)}"
+    if not problem.k <= config.block_k <= MOST_DOT_K:
+        return f"the dot kernel takes k <= block_k <= {MOST_DOT_K}; got k={problem.k}, block_k={config.block_k}"
+    if config.split_k != 1:
+        return f"the dot kernel does not split K; got split_k={config.split_k}"
+    if config.launch == "static_b" and problem.n < problem.m:
+        return "with n < m the dot kernel streams a, which static_b says nothing about"
+    if config.launch == "static_b" and torch.float16 in (problem.a_dtype, problem.b_dtype):
+        held = config.block_n * config.block_k / (32 * config.num_warps)
+        if held > 16:
+            return f"a thread would hold {held:.0f} fp16 weights and spill registers; 16 is the limit"
+    if problem.batch_invariant:
+        return "the dot kernel's order of summation differs from that of more rows"
+    return None
+
+
+def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | None:
+    if config.block_k < 32 or min(config.block_m, config.block_n) < 16:
+        return "the pair needs block_m, block_n >= 16 and block_k >= 32"
+    if config.launch == "static_b" and k_blocks(config, problem) > 1:
+        return "launch=static_b holds the weight in registers: one block_k a program"
+    chain = _longest_chain(config, problem)
+    if chain > _longest_exact_chain(config, problem) and not problem.batch_invariant:
+        return f"rounding in sums of {chain} products would exceed that of torch's own kernel"
+    shared = _shared_bytes(config, problem)
+    if shared > device.shared_bytes:
+        return f"needs {shared} bytes of shared memory; {device.name} has {device.shared_bytes}"
+    if _registers(config, problem, device) > MOST_REGISTERS:
+        return "the tile would spill registers"
+    return None
+
+
+def _longest_chain(config: Config, problem: Problem) -> int:
+    """Products that are added one after the other in one accumulator before anything rounds to nearest."""
+    in_one_block = min(config.block_k, problem.k)
+    if problem.precision and config.input_precision == "tf32x3":
+        return in_one_block
+    return min(problem.k, k_blocks(config, problem) * config.block_k)
+
+
+def _longest_exact_chain(config: Config, problem: Problem) -> int:
+    """The chain at which the error, measured against fp64 on an H200, reaches torch's own (halves: twice of it)."""
+    if problem.accumulate_dtype == torch.float64:
+        return problem.k
+    if problem.precision in (None, "tf32"):
+        return 2048
+    if config.input_precision == "ieee":
+        # 64 products in a row: 1.5e-7 of error, 128: 2.1e-7, 256: 3.0e-7; torch.mm makes 2.4e-7 at K = 8192 and 3.5e-7
+        # at K = 32768.
+        return 64 if problem.k < 4096 else 128 if problem.k <= 16384 else min(256, problem.k // 128)
+    if torch.bfloat16 in (problem.a_dtype, problem.b_dtype):
+        return 128 if problem.k < 1 << 14 else 256
+    return 64
+
+
+def _shared_bytes(config: Config, problem: Problem) -> int:
+    """Upper estimate of stage 1's shared memory: the pipelined tiles, an fp32 copy of converted ones included."""
+    sizes = [max(dtype.itemsize, 4 if problem.precision else 0) for dtype in (problem.a_dtype, problem.b_dtype)]
+    tile = config.block_k * (config.block_m * sizes[0] + config.block_n * sizes[1])
+    return tile * max(1, config.num_stages)
+
+
+def _registers(config: Config, problem: Problem, device: Device) -> float:
+    """Rough 32-bit registers a thread for the accumulator, one K block of both operands and its copies."""
+    threads = 32 * config.num_warps
+    values = config.block_k * (config.block_m + config.block_n)
+    sums = config.block_m * config.block_n
+    if problem.accumulate_dtype == torch.float64:
+        return (2 * sums + 3 * values) / threads
+    if problem.precision is None:
+        return (sums + (0.25 if config.num_stages > 1 else 0.5) * values) / threads
+    if config.input_precision == "tf32x3":
+        # The parts of an operand go to Hopper's tensor cores from shared memory, elsewhere from registers.
+        return (sums + (2.5 if device.capability[0] == 9 else 6.0) * values) / threads
+    return (sums + values) / threads
+
+
+def k_blocks(config: Config, problem: Problem) -> int:
+    """K blocks that one program of stage 1 goes through."""
+    return ceil_divide(ceil_divide(problem.k, config.split_k), config.block_k)
+
+
+def ceil_divide(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
