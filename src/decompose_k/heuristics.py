@@ -137,8 +137,8 @@ def _enumerate(problem: Problem, device: Device) -> Iterator[Config]:
     if min(problem.m, problem.n) <= MOST_DOT_ROWS and problem.k <= MOST_DOT_K:
         yield from _dots(problem, launches)
     for precision in _precisions(problem, device):
-        for block_m in _tile_sizes(problem.m):
-            for block_n in _tile_sizes(problem.n):
+        for block_m in _tile_sizes(problem.m, problem.static_b):
+            for block_n in _tile_sizes(problem.n, problem.static_b):
                 yield from _pairs(problem, device, launches, precision, block_m, block_n)
 
 
@@ -162,7 +162,8 @@ def _pairs(
     tiles = ceil_divide(problem.m, block_m) * ceil_divide(problem.n, block_n)
     for block_k in (32, 64, 128, 256):
         most_blocks = ceil_divide(problem.k, block_k)
-        wanted = {ceil_divide(most_blocks, max(1, waves * device.multiprocessors // tiles)) for waves in (1, 2)}
+        programs = (device.multiprocessors * 3 // 4, device.multiprocessors, device.multiprocessors * 2)
+        wanted = {ceil_divide(most_blocks, max(1, count // tiles)) for count in programs}
         # One block, or twice the smallest fill, leaves part of the device empty and the second stage less to read.
         for blocks in sorted(wanted | {1, min(most_blocks, 2 * max(wanted))}):
             split_k = ceil_divide(problem.k, block_k * blocks)
@@ -244,12 +245,14 @@ def _precisions(problem: Problem, device: Device) -> tuple[str, ...]:
     return fine[-1:] if problem.precision == "tf32" else fine
 
 
-def _tile_sizes(size: int) -> tuple[int, ...]:
-    """Tile sides worth trying: the whole side up to 32, halves and quarters of it beyond."""
+def _tile_sizes(size: int, static_b: bool) -> tuple[int, ...]:
+    """Tile sides worth trying: the whole side up to 32, halves of it beyond, quarters for a static launch's one block."""
     cover = _power_of_two(size)
-    if cover <= 16:
-        return (16,)
-    return (16, 32) if cover == 32 else (16, 32, 64) if cover == 64 else (32, 64, 128)
+    if cover <= 32:
+        return (16, 32)[: 1 + (cover > 16)]
+    if cover == 64:
+        return (16, 32, 64) if static_b else (32, 64)
+    return (32, 64, 128)
 
 
 def _batch_invariant(problem: Problem, device: Device) -> Config:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 # Enough calls a graph for a median to 1 %, few enough that thirty candidates take half a second.
 _SEARCH_CALLS = 64
 _FINALISTS = 4
-# Of the ranked candidates; the rest never won a search on an H200.
-_MOST_CHOICES = 20
 
 
 def best_of_choices(
@@ -36,7 +34,7 @@ def best_of_choices(
     if len(variant.choices) < 2:
         return variant
     torch_variant = variants_of(case, device, (TORCH,))[0]
-    attempts = [variant.with_config(config) for config in variant.choices[:_MOST_CHOICES]]
+    attempts = [variant.with_config(config) for config in variant.choices]
     checks = check(case, [torch_variant, *attempts], *input_sets[0])[1:]
     right = [checked.variant for checked in checks if checked.passed]
     if not right:
@@ -73,7 +71,7 @@ def compile_ahead(cases: Sequence[Case], names: Sequence[str], device: torch.dev
     work: dict[tuple[Any, ...], tuple[Case, str, Config]] = {}
     for case in cases:
         for variant in variants_of(case, device, names):
-            for config in variant.choices[:_MOST_CHOICES]:
+            for config in variant.choices:
                 if config.backend == "triton":
                     work.setdefault(
                         (_code_key(case), variant.name, _without_split(config)), (case, variant.name, config)
