@@ -246,7 +246,8 @@ def _precisions(problem: Problem, device: Device) -> tuple[str, ...]:
 
 
 def _tile_sizes(size: int, static_b: bool) -> tuple[int, ...]:
-    """Tile sides worth trying: the whole side up to 32, halves of it beyond, quarters for a static launch's one block."""
+    """Tile sides worth trying: the whole side up to 32, halves of it beyond, quarters for a static launch's one
+    block."""
     cover = _power_of_two(size)
     if cover <= 32:
         return (16, 32)[: 1 + (cover > 16)]
