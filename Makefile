@@ -65,7 +65,7 @@ test-package: $(ENVIRONMENT) ## the wheel and the sdist, built and installed in 
 	$(PYTEST) tests/package
 
 test-gpu: ## the contract on a GPU, with the torch, triton and pytest that python3 has; installs nothing
-	PYTHONPATH=src $(PYTHON) -m pytest $(filter-out --ignore=tests/gpu,$(NOT_CPU)) -m "gpu or contract" --device cuda tests
+	PYTHONPATH=src $(PYTHON) tests/gpu/run_sharded.py
 
 format: $(ENVIRONMENT) ## bring the code into shape
 	$(PY) -m ruff check --fix .

@@ -137,7 +137,9 @@ def _enumerate(problem: Problem, device: Device) -> Iterator[Config]:
     if min(problem.m, problem.n) <= MOST_DOT_ROWS and problem.k <= MOST_DOT_K:
         yield from _dots(problem, launches)
     for precision in _precisions(problem, device):
-        for block_m in _tile_sizes(problem.m, problem.static_b):
+        # With many columns a half-empty tile of 64 rows still beats 32: 4.4 against 4.7 us for 32 x 256 x 7168.
+        rows = problem.m if problem.m <= 16 or problem.n < 128 else max(33, problem.m)
+        for block_m in _tile_sizes(rows, problem.static_b):
             for block_n in _tile_sizes(problem.n, problem.static_b):
                 yield from _pairs(problem, device, launches, precision, block_m, block_n)
 
@@ -172,7 +174,9 @@ def _pairs(
             if block_k == 256 and blocks in (2, 3):
                 # Too few blocks to fill a pipeline, too large for their loads to hide each other.
                 continue
-            num_stages = 1 if blocks == 1 else min(blocks, 3 if precision == "tf32x3" or block_k > 64 else 4)
+            row = block_m * problem.a_dtype.itemsize + block_n * problem.b_dtype.itemsize
+            deep = precision != "tf32x3" and 4 * block_k * row <= device.shared_bytes // 2
+            num_stages = 1 if blocks == 1 else min(blocks, 4 if deep else 3)
             for num_warps in _warp_choices(block_m * block_n):
                 for launch in launches:
                     yield Config(

@@ -168,7 +168,7 @@ def choose(problem: Problem, device: Device, backend: str, split_k: int | None) 
         found = _candidates(problem, device, backend, split_k)
         if found:
             return _plan_found(problem, device, found, split_k)
-        obstacle = "no Triton kernel is legal for it on this device"
+        obstacle = _triton_refusal(problem, device) or "no Triton kernel is legal for it on this device"
     if backend == "triton":
         raise ValueError(f"backend must be auto or torch for {_describe(problem)}: {obstacle}; got 'triton'")
     fallback = _plan_torch(problem, device, split_k)
@@ -233,6 +233,12 @@ def _candidates(problem: Problem, device: Device, backend: str, split_k: int | N
     if backend == "triton":
         return tuple(config for config in found if config.backend == "triton")
     return found
+
+
+def _triton_refusal(problem: Problem, device: Device) -> str | None:
+    from decompose_k.legality import triton_refusal
+
+    return triton_refusal(problem, device)
 
 
 def triton_objection(config: Config, problem: Problem, device: Device) -> str | None:

@@ -21,7 +21,7 @@ PANEL_BYTES = 1 << 20
 
 # BLAS sums a single row one product after the other: a chain this short is as accurate as its product of many rows.
 # cuBLAS adds up a chunk in one accumulator: longer ones round worse than torch.mm, which splits K by itself.
-CUDA_CHUNK = 256
+CUDA_CHUNK = 128
 INVARIANT_CHUNK = 256
 
 

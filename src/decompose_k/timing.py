@@ -28,6 +28,8 @@ WARM_UPS = 2
 # A replay must outlast the host's launch of the next one, or the gap between them would be counted.
 MIN_GRAPH_CALLS = 200
 MAX_GRAPH_BYTES = 4 << 30
+# Where a graph's workspace lies in memory can cost a call half its time again, in every replay: several are pooled.
+GRAPHS = 3
 # Larger than the last-level cache of most CPUs, small enough to fill in a moment.
 CPU_CACHE_BYTES = 32 << 20
 MAX_CPU_SETS = 64
@@ -85,14 +87,15 @@ def time_variants(
     repetitions: int = 30,
     seconds: float | None = None,
     graph_calls: int = MIN_GRAPH_CALLS,
+    graphs: int = GRAPHS,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time `variant(*inputs)` for every variant, side by side.
 
     `input_sets` are used in turn; `repetitions` samples are taken of each variant, or fewer (but at least 3) once
     `seconds` have passed on `clock`. `bytes_per_set` says how much memory one set has, from which a GPU timing knows
-    whether it was cold; a GPU's graph holds at least `graph_calls` calls. Raises ValueError for no variants, no inputs
-    or no repetitions.
+    whether it was cold; on a GPU `graphs` graphs of at least `graph_calls` calls are captured. Raises ValueError for no
+    variants, no inputs or no repetitions.
     """
     if not variants:
         raise ValueError("variants must name at least one callable; got none")
@@ -103,7 +106,9 @@ def time_variants(
     device = torch.device(device)
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return _time_graphs(variants, input_sets, device, bytes_per_set, repetitions, seconds, graph_calls, clock)
+            return _time_graphs(
+                variants, input_sets, device, bytes_per_set, repetitions, seconds, graph_calls, graphs, clock
+            )
     return _time_calls(variants, input_sets, repetitions, seconds, clock)
 
 
@@ -139,13 +144,14 @@ def _time_graphs(
     repetitions: int,
     seconds: float | None,
     graph_calls: int,
+    graphs: int,
     clock: Clock,
 ) -> dict[str, Timing]:
     total = bytes_per_set * len(input_sets)
     method = GRAPH_COLD if total > 2 * Device.of(device).l2_bytes else GRAPH_WARM
     calls = len(input_sets) * graph_cycles(len(input_sets), bytes_per_set, graph_calls)
-    graphs = {name: _capture(call, input_sets, calls) for name, call in variants.items()}
-    for graph in graphs.values():
+    captured = {name: [_capture(call, input_sets, calls) for _ in range(graphs)] for name, call in variants.items()}
+    for graph in (graph for several in captured.values() for graph in several):
         for _ in range(WARM_UPS):
             graph.replay()
     torch.cuda.synchronize(device)
@@ -156,7 +162,7 @@ def _time_graphs(
         if repetition >= MIN_REPETITIONS and deadline is not None and clock() > deadline:
             break
         for name in _rotated(tuple(variants), repetition):
-            samples[name].append(_replay_seconds(graphs[name]) / calls * 1e6)
+            samples[name].append(_replay_seconds(captured[name][repetition % graphs]) / calls * 1e6)
     return {name: Timing.of(values, method) for name, values in samples.items()}
 
 

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.gpu
 
 BF16, FP32 = torch.bfloat16, torch.float32
 M, N, K = 16, 256, 7168
-SLOW_CYCLES = 200_000
+# Half a millisecond: several times what the host takes to enqueue a write and a call.
+SLOW_CYCLES = 1_000_000
 VARIANTS = {
     "pair": (16, {"out_dtype": FP32}),
     "pair_static": (16, {"out_dtype": FP32, "static_b": True}),
@@ -30,6 +31,11 @@ may_write_b = pytest.mark.parametrize(
     [value for name, value in VARIANTS.items() if "static" not in name],
     ids=[name for name in VARIANTS if "static" not in name],
 )
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """No poison here: its fill would stand between the predecessor and our kernel. Values that differ do its work."""
 
 
 def call(a, b, options):
@@ -52,7 +58,7 @@ def expected_results(pairs, options):
 WRITERS = {
     "kernel": lambda target, value: torch.add(value, 0, out=target),
     "memcpy": lambda target, value: target.copy_(value),
-    "memset_then_kernel": lambda target, value: target.zero_().add_(value),
+    "kernel_after_memset": lambda target, value: target.zero_().add_(value),
 }
 
 
@@ -63,14 +69,18 @@ def test_right_after_what_writes_a(m, options, write):
     b = pairs[0][1]
     expected = expected_results([(a, b) for a, _ in pairs], options)
     shared = torch.full_like(pairs[0][0], float("nan"))
+    late = 0
     for _ in range(20):
         results = []
         for a, _ in pairs:
             torch.cuda._sleep(SLOW_CYCLES)
+            asleep = torch.cuda.current_stream().record_event()
             write(shared, a)
             results.append(call(shared, b, options))
+            late += not asleep.query()
         for result, right in zip(results, expected, strict=True):
             assert torch.equal(result, right)
+    assert late > 0, "every call was enqueued on an idle device"
 
 
 @may_write_b
@@ -80,14 +90,18 @@ def test_right_after_what_writes_b(m, options, write):
     a = pairs[0][0]
     expected = expected_results([(a, b) for _, b in pairs], options)
     shared = torch.full((N, K), float("nan"), dtype=BF16, device="cuda").T
+    late = 0
     for _ in range(20):
         results = []
         for _, b in pairs:
             torch.cuda._sleep(SLOW_CYCLES)
+            asleep = torch.cuda.current_stream().record_event()
             write(shared, b)
             results.append(call(a, shared, options))
+            late += not asleep.query()
         for result, right in zip(results, expected, strict=True):
             assert torch.equal(result, right)
+    assert late > 0, "every call was enqueued on an idle device"
 
 
 @variants
@@ -104,6 +118,36 @@ def test_right_after_a_copy_from_the_host_and_a_memset(m, options):
         torch.cuda._sleep(SLOW_CYCLES)
         shared.zero_()
         assert not call(shared, b, options).any()
+
+
+@may_write_b
+def test_right_after_a_copy_from_the_host_and_a_memset_of_b(m, options):
+    pairs = [fresh(m, seed) for seed in range(0, 20, 2)]
+    a = pairs[0][0]
+    expected = expected_results([(a, b) for _, b in pairs], options)
+    host = [b.T.cpu().pin_memory() for _, b in pairs]
+    shared = torch.full((N, K), float("nan"), dtype=BF16, device="cuda")
+    for pinned, right in zip(host, expected, strict=True):
+        torch.cuda._sleep(SLOW_CYCLES)
+        shared.copy_(pinned, non_blocking=True)
+        assert torch.equal(call(a, shared.T, options), right)
+        torch.cuda._sleep(SLOW_CYCLES)
+        shared.zero_()
+        assert not call(a, shared.T, options).any()
+
+
+@variants
+def test_right_after_a_large_product_that_writes_a(m, options):
+    left = random((m, 8192), BF16, "cuda", 1)
+    right_sides = [torch.randn(8192, K, dtype=BF16, device="cuda") / 90 for _ in range(2)]
+    b = fresh(m, 0)[1]
+    products = [torch.mm(left, right_side) for right_side in right_sides]
+    expected = expected_results([(product, b) for product in products], options)
+    shared = torch.full_like(products[0], float("nan"))
+    for _ in range(50):
+        for right_side, right in zip(right_sides, expected, strict=True):
+            torch.mm(left, right_side, out=shared)
+            assert torch.equal(call(shared, b, options), right)
 
 
 @variants
@@ -124,21 +168,26 @@ def test_right_after_an_event_of_another_stream(m, options):
 
 @variants
 def test_the_successor_sees_the_result(m, options):
-    a, b = fresh(m, 0)
-    (right,) = expected_results([(a, b)], options)
-    doubled = right * 2
-    for _ in range(200):
-        assert torch.equal(call(a, b, options) * 2, doubled)
+    pairs = [fresh(m, seed) for seed in range(0, 20, 2)]
+    b = pairs[0][1]
+    doubled = [right * 2 for right in expected_results([(a, b) for a, _ in pairs], options)]
+    for _ in range(20):
+        # The memory of a result held the one before: a successor that reads too early sees another's.
+        for (a, _), right in zip(pairs, doubled, strict=True):
+            assert torch.equal(call(a, b, options) * 2, right)
 
 
-def test_chains_of_ten():
+@pytest.mark.parametrize(
+    "options", [{}, {"static_b": True}, {"batch_invariant": True}], ids=["auto", "static", "invariant"]
+)
+def test_chains_of_ten(options):
     square = random((512, 512), BF16, "cuda", 1) / 22
     x = random((16, 512), BF16, "cuda", 2)
 
     def chain(synchronise):
         y = x
         for _ in range(10):
-            y = dk.matmul(y, square, activation="tanh", backend="triton")
+            y = dk.matmul(y, square, activation="tanh", backend="triton", **options)
             if synchronise:
                 torch.cuda.synchronize()
         return y
@@ -156,25 +205,33 @@ def test_four_streams_at_once(m, options):
     results = [[] for _ in pairs]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
-    for _ in range(50):
-        for stream, (a, b), into in zip(streams, pairs, results, strict=True):
+    rounds = 48
+    for turn in range(rounds):
+        # Each stream goes through the values in an order of its own, so that no two share them at a time.
+        for index, (stream, into) in enumerate(zip(streams, results, strict=True)):
             with torch.cuda.stream(stream):
-                into.append(call(a, b, options))
+                into.append(call(*pairs[(index + turn) % len(pairs)], options))
     torch.cuda.synchronize()
-    for into, right in zip(results, expected, strict=True):
-        assert all(torch.equal(result, right) for result in into)
+    for index, into in enumerate(results):
+        assert all(torch.equal(into[turn], expected[(index + turn) % len(pairs)]) for turn in range(rounds))
 
 
 @variants
 def test_memory_freed_and_reused_right_after_the_call(m, options):
-    a, b = fresh(m, 0)
-    (right,) = expected_results([(a, b)], options)
-    for _ in range(100):
-        x = a.clone()
-        result = call(x, b, options)
-        del x
-        torch.full((m, K), float("nan"), dtype=BF16, device="cuda")
-        assert torch.equal(result, right)
+    pairs = [fresh(m, seed) for seed in range(0, 8, 2)]
+    expected = expected_results(pairs, options)
+    reuses = 0
+    for _ in range(25):
+        for (a, b), right in zip(pairs, expected, strict=True):
+            # The weight stays, as static_b promises; what the caller frees is the activation.
+            x = a.clone()
+            freed = x.data_ptr()
+            result = call(x, b, options)
+            del x
+            overwritten = torch.full((m, K), float("nan"), dtype=BF16, device="cuda")
+            reuses += overwritten.data_ptr() == freed
+            assert torch.equal(result, right)
+    assert reuses > 0, "the freed memory was never taken again"
 
 
 @variants

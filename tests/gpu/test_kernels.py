@@ -77,6 +77,28 @@ def test_few_columns(m, n):
     assert_as_good_as_torch(dk.matmul(a, b, out_dtype=FP32, backend="triton"), a, b, out_dtype=FP32)
 
 
+@pytest.mark.parametrize("n", [1, 24, 256], ids=lambda n: f"N{n}")
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 16, 17, 64, 65, 257], ids=lambda m: f"M{m}")
+def test_few_rows(m, n):
+    a, b = operands(m, n, 2049)
+    assert_as_good_as_torch(dk.matmul(a, b, out_dtype=FP32, backend="triton"), a, b, out_dtype=FP32)
+
+
+@pytest.mark.parametrize("k", [1, 15, 63, 64, 65, 1023, 1025, 4099], ids=lambda k: f"K{k}")
+@pytest.mark.parametrize("config", [WAIT_FIRST, FEW_SPLITS, PAIRS["many_splits"]], ids=["16", "3", "512"])
+def test_any_k_whatever_the_split(config, k):
+    check(config, *operands(5, 9, k), out_dtype=FP32)
+
+
+@pytest.mark.parametrize("layout", ["row", "column", "strided", "expanded"])
+@pytest.mark.parametrize("prefetch", ["", "a", "b", "ab"], ids=lambda prefetch: prefetch or "none")
+@pytest.mark.parametrize("launch", ["wait_first", "static_b"])
+def test_prefetches(launch, prefetch, layout):
+    a, b = operands(18, 40, 1000)
+    config = Config("pair", split_k=16, block_k=64, launch=launch, prefetch=prefetch)
+    check(config, with_layout(a, layout), with_layout(b, layout), out_dtype=FP32)
+
+
 @pytest.mark.parametrize("mix", MIXES, ids=name_of)
 @pytest.mark.parametrize("config", [WAIT_FIRST, STATIC_B, DOT], ids=["wait_first", "static_b", "dot"])
 def test_dtypes(config, mix):
@@ -109,6 +131,18 @@ def test_activations(config, activation):
 @pytest.mark.parametrize("config", [WAIT_FIRST, PAIRS["tile_reducer"], DOT], ids=["flat", "tile", "dot"])
 def test_bias_of_any_broadcast(config, shape):
     check(config, *operands(2, 40, 1000), bias=random(shape, FP16, "cuda", 3), alpha=0.75, beta=-2.5)
+
+
+@pytest.mark.parametrize("layout", ["column", "padded", "strided", "expanded", "expanded_rows"])
+@pytest.mark.parametrize("config", [WAIT_FIRST, PAIRS["tile_reducer"], DOT], ids=["flat", "tile", "dot"])
+def test_bias_of_any_strides(config, layout):
+    check(config, *operands(2, 40, 1000), bias=with_layout(random((2, 40), BF16, "cuda", 3), layout), beta=0.5)
+
+
+@pytest.mark.parametrize("bias_dtype", [BF16, FP16, FP32, FP64], ids=dtype_name)
+@pytest.mark.parametrize("config", [WAIT_FIRST, DOT], ids=["pair", "dot"])
+def test_bias_dtypes(config, bias_dtype):
+    check(config, *operands(2, 40, 1000), bias=random((40,), bias_dtype, "cuda", 3), out_dtype=FP32)
 
 
 @pytest.mark.parametrize("config", [WAIT_FIRST, DOT], ids=["pair", "dot"])

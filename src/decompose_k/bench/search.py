@@ -39,8 +39,18 @@ def best_of_choices(
     right = [checked.variant for checked in checks if checked.passed]
     if not right:
         return variant
-    finalists = _fastest(right, input_sets, device, case.bytes, 3)[:_FINALISTS]
-    return _fastest(finalists, input_sets, device, case.bytes, 11)[0]
+    finalists = _fastest(right, input_sets, device, case.bytes, 3, 1)[:_FINALISTS]
+    finalists += [neighbour for variant in finalists[:2] for neighbour in _with_other_reducers(variant)]
+    return _fastest(finalists, input_sets, device, case.bytes, 9, 3)[0]
+
+
+def _with_other_reducers(variant: Variant) -> list[Variant]:
+    """The variant with half and with twice the outputs a reducer program."""
+    config = variant.config
+    if config is None or config.kernel != "pair":
+        return []
+    sizes = (config.reduce_block // 2, config.reduce_block * 2)
+    return [variant.with_config(replace(config, reduce_block=size)) for size in sizes if size >= 4]
 
 
 def _fastest(
@@ -49,6 +59,7 @@ def _fastest(
     device: torch.device,
     bytes_per_set: int,
     repetitions: int,
+    graphs: int,
 ) -> list[Variant]:
     calls = {str(index): variant.call for index, variant in enumerate(variants)}
     timings = time_variants(
@@ -58,6 +69,7 @@ def _fastest(
         bytes_per_set=bytes_per_set,
         repetitions=repetitions,
         graph_calls=_SEARCH_CALLS,
+        graphs=graphs,
     )
     order = sorted(calls, key=lambda name: timings[name].p50_us)
     return [variants[int(name)] for name in order]
