@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,8 @@ def test_every_make_target_in_the_documents_exists():
         named = set(re.findall(r"`make ([a-z-]+)", (ROOT / document).read_text()))
         assert named
         assert [name for name in named if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+
+
+def test_the_readme_shows_what_the_records_say():
+    command = [sys.executable, str(ROOT / "results" / "summarize.py"), "--check"]
+    assert subprocess.run(command, check=False).returncode == 0, "run `python results/summarize.py`"
