@@ -6,7 +6,6 @@ import torch
 
 from decompose_k.config import Config
 from decompose_k.device import Device
-from decompose_k.dtypes import HALVES
 from decompose_k.problem import Problem
 
 MOST_DOT_ROWS = 2
@@ -46,8 +45,8 @@ def triton_refusal(problem: Problem, device: Device) -> str | None:
     if problem.accumulate_dtype == torch.float64:
         if device.vendor == "amd" or device.capability >= (10, 0):
             return f"Triton 3.6 has no dependable fp64 dot for {device.name}"
-        if problem.a_dtype in HALVES or problem.b_dtype in HALVES:
-            return "Triton 3.6 cannot multiply halves with fp64"
+        if problem.a_dtype != problem.b_dtype:
+            return "Triton 3.6 cannot multiply fp64 with another dtype without failing or spilling registers"
     return None
 
 

@@ -15,6 +15,7 @@ from decompose_k.config import Config
 from decompose_k.device import Device
 from decompose_k.dtypes import HALVES, dtype_name
 from decompose_k.problem import Problem
+from decompose_k.reference import WHOLE_COPY_BYTES
 from decompose_k.settings import default_backend
 
 TORCH_MM = Config("mm")
@@ -180,6 +181,8 @@ def _plan_torch(problem: Problem, device: Device, split_k: int | None) -> Plan:
         asked = Config("bmm_sum", split_k=split_k)
         return Plan(problem, device, asked, f"split_k={split_k} was asked for", (TORCH_MM,))
     split = Config("bmm_sum", split_k=_natural_split_k(problem, device))
+    if device.type == "cpu" and _widens_whole_copies(problem):
+        return Plan(problem, device, TORCH_MM, "torch has no such product; it works on whole widened copies", (split,))
     if device.type == "cpu" and _needs_widening(problem) and _widening_pays(problem):
         reason = "widening the operands chunk by chunk costs less than torch's product in their dtypes on a CPU"
         return Plan(problem, device, split, reason, (TORCH_MM,))
@@ -198,15 +201,27 @@ def _needs_widening(problem: Problem) -> bool:
     return problem.a_dtype in HALVES or problem.b_dtype in HALVES or problem.a_dtype != problem.b_dtype
 
 
-def _widening_pays(problem: Problem) -> bool:
-    """Whether the split form beats torch's half-precision product, by the measurements above."""
-    torch_cannot = (
+def _widens_whole_copies(problem: Problem) -> bool:
+    """Whether torch's kernel on whole widened copies is the fastest: where torch cannot round first, and they are
+    small."""
+    if not _needs_widening(problem) or problem.batch_invariant or not _torch_cannot(problem):
+        return False
+    wide_bytes = problem.k * (problem.m + problem.n) * problem.accumulate_dtype.itemsize
+    return wide_bytes <= WHOLE_COPY_BYTES
+
+
+def _torch_cannot(problem: Problem) -> bool:
+    return (
         problem.a_dtype != problem.b_dtype
         or problem.out_dtype != problem.a_dtype
         or problem.bias_dtype is not None
         or problem.activation not in (None, "relu")
     )
-    if torch_cannot or problem.batch_invariant:
+
+
+def _widening_pays(problem: Problem) -> bool:
+    """Whether the split form beats torch's half-precision product, by the measurements above."""
+    if _torch_cannot(problem) or problem.batch_invariant:
         return True
     products = problem.m * problem.n
     elements = problem.m + problem.n

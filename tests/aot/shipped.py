@@ -48,7 +48,6 @@ _PROBLEMS = (
     ((32, 32, 8192), FP64, FP64, {"activation": "relu", "bias_dtype": FP64}),
     ((64, 64, 16384), FP64, FP64, {"a_layout": "column"}),
     ((1, 32, 4096), FP64, FP64, {"b_layout": "column"}),
-    ((16, 16, 4096), FP32, FP64, {}),
 )
 
 
