@@ -263,7 +263,7 @@ def _tile_sizes(size: int, static_b: bool) -> tuple[int, ...]:
 def _batch_invariant(problem: Problem, device: Device) -> Config:
     """The one config of a batch-invariant problem: 16-row tiles, and a split that suits a single one of them."""
     is_half = problem.precision is None and problem.accumulate_dtype == torch.float32
-    block_n = min(64 if is_half else 32, max(16, _power_of_two(problem.n)))
+    block_n = min(32, max(16, _power_of_two(problem.n)))
     block_k = 128 if is_half else 64
     fill = max(1, device.multiprocessors // ceil_divide(problem.n, block_n))
     short_chain = ceil_divide(problem.k, 1024 if is_half else 128)

@@ -143,11 +143,12 @@ def _registers(config: Config, problem: Problem, device: Device) -> float:
     if problem.accumulate_dtype == torch.float64:
         return (2 * sums + 3 * values) / threads
     if problem.precision is None:
-        return (sums + (0.25 if config.num_stages > 1 else 0.5) * values) / threads
+        pipelined = 0.25 if device.capability[0] == 9 else 0.75
+        return (sums + (pipelined if config.num_stages > 1 else 0.5) * values) / threads
     if config.input_precision == "tf32x3":
         # The parts of an operand go to Hopper's tensor cores from shared memory, elsewhere from registers.
-        return (sums + (2.5 if device.capability[0] == 9 else 6.0) * values) / threads
-    return (sums + values) / threads
+        return (sums + (2.5 if device.capability[0] == 9 else 7.0) * values) / threads
+    return (sums + 2 * values) / threads
 
 
 def k_blocks(config: Config, problem: Problem) -> int:
