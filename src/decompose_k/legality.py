@@ -148,7 +148,7 @@ def _registers(config: Config, problem: Problem, device: Device) -> float:
     if config.input_precision == "tf32x3":
         # The parts of an operand go to Hopper's tensor cores from shared memory, elsewhere from registers.
         return (sums + (2.5 if device.capability[0] == 9 else 7.0) * values) / threads
-    return (sums + 2 * values) / threads
+    return (sums + (2 if device.capability[0] == 9 else 4) * values) / threads
 
 
 def k_blocks(config: Config, problem: Problem) -> int:
