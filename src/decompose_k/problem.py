@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from decompose_k.dtypes import (
 from decompose_k.epilogue import ACTIVATIONS
 
 LAYOUTS = ("row", "column", "strided")
+# The m that stands for all in choosing for a batch-invariant problem, whose choice may not depend on m.
+INVARIANT_BUCKET = 64
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 HIGHEST = "highest"
 
@@ -126,6 +128,15 @@ class Problem:
             + self.m * self.n * self.out_dtype.itemsize
         )
 
+    def bucketed(self) -> Problem:
+        """The problem that choices are made for: m rounded up to a power of two; the same for all m if batch-invariant.
+
+        >>> [Problem.make(m, 256, 7168).bucketed().m for m in (0, 1, 2, 3, 33, 64)]
+        [0, 1, 2, 4, 64, 64]
+        """
+        m = INVARIANT_BUCKET if self.batch_invariant and self.m else bucket_of(self.m)
+        return self if m == self.m else replace(self, m=m)
+
     def roofline_seconds(self, bandwidth: float, rate: float) -> float:
         """Least time on a machine of `bandwidth` bytes/s and `rate` flop/s: the longer of moving and computing."""
         if bandwidth <= 0 or rate <= 0:
@@ -146,6 +157,11 @@ class Problem:
             if fields.get(name) is not None:
                 fields[name] = dtype_from_name(fields[name])
         return cls(**fields)
+
+
+def bucket_of(m: int) -> int:
+    """m rounded up to a power of two; 0 stays 0."""
+    return 1 << (m - 1).bit_length() if m else 0
 
 
 def accumulates_fp32_operand(a: torch.dtype, b: torch.dtype) -> bool:
