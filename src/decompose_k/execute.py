@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +13,16 @@ from decompose_k.config import TORCH_KERNELS
 from decompose_k.device import Device
 from decompose_k.plan import TORCH_MM, choose, triton_objection
 from decompose_k.problem import HIGHEST, Problem, accumulates_fp32_operand, layout_of
-from decompose_k.reference import torch_matmul
+from decompose_k.reference import torch_matmul, torch_shortcut
 from decompose_k.settings import default_backend
 
 if TYPE_CHECKING:
     from decompose_k.arguments import Options
     from decompose_k.config import Config
+
+# keep(shortcut, by_address): a Triton shortcut `repeat(a, b, bias, m)` reads b by its address alone, one of torch,
+# `product(a, b, bias)`, needs it as it is.
+Keep = Callable[[Callable[..., Any], bool], None]
 
 
 def execute(
@@ -26,8 +31,12 @@ def execute(
     bias: torch.Tensor | None,
     options: Options,
     out: torch.Tensor | None = None,
+    keep: Keep | None = None,
 ) -> torch.Tensor:
-    """activation(alpha * (a @ b) + beta * bias) for a [M, K], b [K, N] and bias broadcastable to [M, N]."""
+    """activation(alpha * (a @ b) + beta * bias) for a [M, K], b [K, N] and bias broadcastable to [M, N].
+
+    `keep` is handed the shortcut for further such calls, where there is one.
+    """
     out_dtype = result_dtype(options.out_dtype, a.dtype, b.dtype)
     precision = None
     if accumulates_fp32_operand(a.dtype, b.dtype):
@@ -59,6 +68,20 @@ def execute(
             if 0 in key[:3]:
                 config = TORCH_MM
     if config.kernel in TORCH_KERNELS:
+        if keep is not None and not options.batch_invariant:
+            shortcut = torch_shortcut(
+                config,
+                a,
+                b,
+                bias,
+                alpha=options.alpha.real,
+                beta=options.beta.real,
+                activation=options.activation,
+                out_dtype=out_dtype,
+                precision=options.precision,
+            )
+            if shortcut is not None:
+                keep(shortcut, False)
         return torch_matmul(
             config,
             a,
@@ -84,6 +107,7 @@ def execute(
         activation=options.activation,
         out_dtype=out_dtype,
         out=out,
+        keep=None if keep is None else lambda repeat: keep(repeat, True),
     )
 
 
