@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import decompose_k as dk
 from decompose_k import calls
 from decompose_k.arguments import LINEAR, MATMUL
 from decompose_k.calls import Calls, call_key
 from decompose_k.config import Config
+from decompose_k.reference import torch_shortcuts
 
 BF16 = torch.bfloat16
 
@@ -179,32 +181,72 @@ def test_transforms_modes_and_autocast_go_the_long_way():
     assert seen == [None] * 4
 
 
-def test_a_shortcut_is_taken_until_forgotten():
+@pytest.mark.parametrize("names", [MATMUL, LINEAR], ids=["matmul", "linear"])
+def test_a_shortcut_is_found_until_forgotten(names):
     found = Calls()
-    a, b = operands()
-    found.keeper(key(a, b), is_transposed=False)(lambda a, b, bias, m: (a, b, bias, m), True)
-    assert found.run(key(a, b), a, b, None) == (a, b, None, 5)
-    assert found.run(key(a, b, activation="relu"), a, b, None) is None
+    found.keeper(key(names=names))(for_matmul, for_linear)
+    assert found.find(key(names=names)) is (for_linear if names is LINEAR else for_matmul)
+    assert found.find(key(names=names, activation="relu")) is None
     found.forget()
-    assert found.run(key(a, b), a, b, None) is None
+    assert found.find(key(names=names)) is None
 
 
-@pytest.mark.parametrize("is_transposed", [False, True], ids=["matmul", "linear"])
-def test_torch_products_get_b_as_it_is(is_transposed):
-    found = Calls()
+def for_matmul(a, b, _bias, _m):
+    return torch.mm(a, b)
+
+
+def for_linear(x, weight, _bias, _m):
+    return torch.nn.functional.linear(x, weight)
+
+
+def test_rows_of_a_batch_share_the_key_of_as_many_rows():
+    x, weight = torch.ones(2, 3, 64, dtype=BF16), operands()[1].T
+    assert key(x, weight, names=LINEAR) == key(x.view(6, 64), weight, names=LINEAR)
+    assert key(x, operands()[1]) is None
+    assert key(x.transpose(0, 1), weight, names=LINEAR) is None
+    assert key(x[:, :, :32], weight[:, :32], names=LINEAR) is None
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("bias", [None, torch.ones(24)], ids=["bare", "bias"])
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (2.0, 0.5)], ids=str)
+def test_torch_shortcuts_are_the_product(activation, bias, factors):
+    a, b = torch.randn(6, 64), torch.randn(64, 24)
+    alpha, beta = factors
+    epilogue = {"alpha": alpha, "beta": beta, "activation": activation}
+    found = torch_shortcuts(Config("mm"), a, b, bias, out_dtype=torch.float32, **epilogue)
+    if found is None:
+        assert (bias, factors) == (None, (2.0, 0.5))
+        return
+    for_matmul, for_linear = found
+    expected = dk.matmul(a, b, bias=bias, **epilogue)
+    torch.testing.assert_close(for_matmul(a, b, bias, 6), expected)
+    if factors == (1.0, 1.0):
+        torch.testing.assert_close(for_linear(a.view(2, 3, 64), b.T, bias, 6), expected.view(2, 3, 24))
+
+
+def test_what_torch_does_in_several_calls_has_no_shortcut():
     a, b = operands()
-    found.keeper(("key",), is_transposed=is_transposed)(lambda a, b, bias: torch.mm(a, b), False)
-    result = found.run(("key",), a, b.t() if is_transposed else b, None)
-    assert torch.equal(result, torch.mm(a, b))
+    plain = {"alpha": 1.0, "beta": 1.0, "activation": None, "out_dtype": BF16}
+    assert torch_shortcuts(Config("mm"), a, b, None, **plain) is not None
+    for config, changes in (
+        (Config("bmm_sum"), {}),
+        (Config("mm"), {"activation": "gelu"}),
+        (Config("mm"), {"out_dtype": torch.float64}),
+        (Config("mm"), {"alpha": 0.5}),
+    ):
+        assert torch_shortcuts(config, a, b, None, **(plain | changes)) is None
+    assert torch_shortcuts(Config("mm"), a, b.float(), None, **plain) is None
+    assert torch_shortcuts(Config("mm"), a, b, torch.ones(24), **plain) is None
 
 
 def test_what_cannot_be_hashed_is_left_to_the_checks():
-    assert Calls().run(key(activation=["relu"]), *operands(), None) is None
+    assert Calls().find(key(activation=["relu"])) is None
 
 
 def test_the_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(calls, "MOST_CALLS", 3)
     found = Calls()
     for number in range(10):
-        found.keeper((number,), is_transposed=False)(lambda *_: None, True)
+        found.keeper((number,))(for_matmul, for_linear)
         assert len(found) <= 3

@@ -17,7 +17,7 @@ from decompose_k.arguments import (
     check_out,
     result_dtype,
 )
-from decompose_k.calls import CALLS, call_key, rows_in_place
+from decompose_k.calls import CALLS, call_key
 from decompose_k.execute import Keep, execute
 from decompose_k.ops import autocast_operand, has_autocast, needs_composite, needs_operator, product
 
@@ -94,14 +94,16 @@ def matmul(
             MATMUL,
         )
         if key is not None:
-            result = CALLS.run(key, a, b, bias)
-            if result is not None:
-                return result
+            shortcut = CALLS.find(key)
+            if shortcut is not None:
+                result = shortcut(a, b, bias, a.shape[0])
+                if result is not None:
+                    return result
     check_operands(a, b, MATMUL, b_rows=0, least_rank=2)
     options = Options(
         alpha, beta, activation, out_dtype, precision, batch_invariant, static_b, split_k, backend, config
     )
-    keep = None if key is None else CALLS.keeper(key, is_transposed=False)
+    keep = None if key is None else CALLS.keeper(key)
     return _multiply(a, b, bias, options, out, MATMUL, keep)
 
 
@@ -149,11 +151,9 @@ def linear(
     tensor([4096.5000, 4095.5000])
     """
     key = None
-    rows = x
     if out is None:
-        rows = rows_in_place(x, bias)
         key = call_key(
-            rows,
+            x,
             weight,
             bias,
             1.0,
@@ -169,14 +169,16 @@ def linear(
             LINEAR,
         )
         if key is not None:
-            result = CALLS.run(key, rows, weight, bias)
-            if result is not None:
-                return result if rows is x else result.view(*x.shape[:-1], result.shape[1])
+            shortcut = CALLS.find(key)
+            if shortcut is not None:
+                result = shortcut(x, weight, bias, x.numel() // weight.shape[1])
+                if result is not None:
+                    return result if result.dim() == x.dim() else result.view(*x.shape[:-1], weight.shape[0])
     check_operands(x, weight, LINEAR, b_rows=1, least_rank=1)
     options = Options(
         1.0, 1.0, activation, out_dtype, precision, batch_invariant, static_weight, split_k, backend, config
     )
-    keep = None if key is None else CALLS.keeper(key, is_transposed=True)
+    keep = None if key is None else CALLS.keeper(key)
     return _multiply(x, weight.t(), bias, options, out, LINEAR, keep)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
+from decompose_k.arguments import LINEAR
 from decompose_k.execute import default_precision
 
 if TYPE_CHECKING:
@@ -25,19 +26,20 @@ MOST_CALLS = 8192
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _forward_ad: Any = forward_ad
 _is_compiling = torch.compiler.is_compiling
+_is_tracing = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 # A torch without CUDA has no such function, and no tensor that would get as far as to ask.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 Key = tuple[Any, ...]
-# (a, b, bias, m) -> result, or None where the shortcut cannot be taken at the moment.
+# (a, b, bias, m) -> result, or None where it cannot be had this way at the moment. As `linear` was called with x and
+# weight, so is its shortcut; the result may have all rows in one dimension.
 Shortcut = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", int], "torch.Tensor | None"]
 
 
 class Calls:
-    """Shortcuts by key, bounded: `run` with the key of a call answers as the first such call did."""
+    """Shortcuts by key, bounded: `find` gives for a call what the first such call led to."""
 
     def __init__(self) -> None:
         self._shortcuts: dict[Key, Shortcut] = {}
@@ -45,27 +47,21 @@ class Calls:
     def __len__(self) -> int:
         return len(self._shortcuts)
 
-    def run(self, key: Key, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """The result by the shortcut of a like call; None where there is none, or it cannot be taken now."""
+    def find(self, key: Key) -> Shortcut | None:
+        """The shortcut of a like call, if there was one."""
         try:
-            shortcut = self._shortcuts.get(key)
+            return self._shortcuts.get(key)
         except TypeError:
             # An argument that cannot be hashed is a wrong one, and the checks will say which.
             return None
-        return None if shortcut is None else shortcut(a, b, bias, a.shape[0])
 
-    def keeper(self, key: Key, *, is_transposed: bool) -> Keep:
-        """What `execute` hands a shortcut to; `is_transposed` where `run` will be given b's transpose."""
+    def keeper(self, key: Key) -> Keep:
+        """What `execute` hands a shortcut to."""
 
-        def keep(shortcut: Callable[..., Any], by_address: bool) -> None:
+        def keep(for_matmul: Shortcut, for_linear: Shortcut) -> None:
             if len(self._shortcuts) >= MOST_CALLS:
                 self._shortcuts.clear()
-            if by_address:
-                self._shortcuts[key] = shortcut
-            elif is_transposed:
-                self._shortcuts[key] = lambda a, b, bias, _: shortcut(a, b.t(), bias)
-            else:
-                self._shortcuts[key] = lambda a, b, bias, _: shortcut(a, b, bias)
+            self._shortcuts[key] = for_linear if key[0] is LINEAR else for_matmul
 
         return keep
 
@@ -77,10 +73,11 @@ class Calls:
 CALLS = Calls()
 
 
-def call_key(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
+# One long function: each function that it would call costs every eager product 0.1 us.
+def call_key(  # noqa: C901
+    a: Any,
+    b: Any,
+    bias: Any,
     alpha: Any,
     beta: Any,
     activation: Any,
@@ -95,38 +92,64 @@ def call_key(
 ) -> Key | None:
     """All that the way of a call depends on; None where the call may not take the shortcut.
 
-    M stands as its bucket, since the kernels take it as it comes. The arguments need not have been checked: wrong ones
-    make a key under which nothing was ever kept. For that, True may not pass for 1, so the types count too.
+    M stands as its bucket, since the kernels take it as it comes; it is the number of rows, also where `a` has more
+    dimensions. The arguments need not have been checked: wrong ones make a key under which nothing was ever kept. For
+    that, True may not pass for 1, so the types count too.
     """
-    if _is_compiling() or is_observed() or not is_plain(a) or not is_plain(b) or a.dim() != 2:
+    if (
+        _is_compiling()
+        or type(a) not in _PLAIN
+        or type(b) not in _PLAIN
+        or not a.is_cuda
+        or not b.is_cuda
+        or (bias is not None and type(bias) not in _PLAIN)
+        or is_observed()
+        or alpha.__class__ is not float
+        or beta.__class__ is not float
+    ):
         return None
-    index = a.get_device()
-    m = a.shape[0]
-    if index != _current_device() or m == 0 or alpha.__class__ is not float or beta.__class__ is not float:
+    index, a_dtype, b_dtype = a.get_device(), a.dtype, b.dtype
+    try:
+        a_address, b_address = a.data_ptr(), b.data_ptr()
+        bias_address = 16 if bias is None else bias.data_ptr()
+    except RuntimeError:
+        # torch.autograd.grad(..., is_grads_batched=True) sends tensors without storage.
         return None
-    addresses = a.data_ptr() | b.data_ptr()
+    if not (a_address and b_address and bias_address) or (a_address | b_address | bias_address) & 15:
+        return None
+    if index != _current_device() or a.is_neg() or b.is_neg():
+        return None
+    if a.dim() == 2:
+        m, k = a.shape
+        a_strides = a.stride()
+    elif names is LINEAR and a.dim() > 2 and a.is_contiguous():
+        k = a.shape[-1]
+        m, a_strides = a.numel() // k, (k, 1)
+    else:
+        return None
+    needs_gradient = a.requires_grad or b.requires_grad
     addend: Any = None
     if bias is not None:
-        if not is_plain(bias):
+        if not bias.is_cuda or bias.is_neg():
             return None
-        addresses |= bias.data_ptr()
-        # Rows of its own tie a bias to the exact M.
-        addend = (bias.dtype, bias.shape, bias.stride(), bias.get_device(), None if bias.dim() < 2 else m)
-    if addresses & 15 or needs_gradient(a, b, bias):
+        needs_gradient = needs_gradient or bias.requires_grad
+        # Rows of its own tie a bias to the exact shape.
+        addend = (bias.dtype, bias.shape, bias.stride(), bias.get_device(), None if bias.dim() < 2 else a.shape)
+    if needs_gradient and torch.is_grad_enabled():
         return None
-    if precision is None and (a.dtype is torch.float32 or b.dtype is torch.float32):
+    if precision is None and (a_dtype is torch.float32 or b_dtype is torch.float32):
         precision = default_precision()
     return (
         names,
         index,
         (m - 1).bit_length(),
-        a.shape[1],
-        a.stride(),
+        k,
+        a_strides,
         b.shape,
         b.stride(),
         b.get_device(),
-        a.dtype,
-        b.dtype,
+        a_dtype,
+        b_dtype,
         addend,
         alpha,
         beta,
@@ -144,34 +167,12 @@ def call_key(
     )
 
 
-def rows_in_place(x: Any, bias: Any) -> Any:
-    """[..., K] as [rows, K] where that is but another view of a plain tensor and all rows share the bias; else x."""
-    if _is_compiling() or is_observed() or not is_plain(x) or x.dim() < 3 or not x.is_contiguous():
-        return x
-    return x.view(-1, x.shape[-1]) if bias is None or (is_plain(bias) and bias.dim() < 2) else x
-
-
-def is_plain(tensor: Any) -> bool:
-    """Whether an argument is a tensor of torch's own class with memory on a GPU that holds its values as they are."""
-    return (
-        type(tensor) in _PLAIN
-        and tensor.is_cuda
-        and not tensor.is_neg()
-        and not _is_batched(tensor)
-        and tensor.data_ptr() != 0
-    )
-
-
 def is_observed() -> bool:
-    """Whether something other than the engine has to see a call: a transform, a mode, autocast."""
+    """Whether something other than the engine has to see a call: a transform, a mode, a tracer, autocast."""
     return (
         _transforms() is not None
         or _dispatch_modes() > 0
         or _forward_ad._current_level >= 0
+        or _is_tracing() is not None
         or torch.is_autocast_enabled("cuda")
     )
-
-
-def needs_gradient(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether the result must know how it came about."""
-    return torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad))

@@ -13,16 +13,17 @@ from decompose_k.config import TORCH_KERNELS
 from decompose_k.device import Device
 from decompose_k.plan import TORCH_MM, choose, triton_objection
 from decompose_k.problem import HIGHEST, Problem, accumulates_fp32_operand, layout_of
-from decompose_k.reference import torch_matmul, torch_shortcut
+from decompose_k.reference import torch_matmul, torch_shortcuts
 from decompose_k.settings import default_backend
 
 if TYPE_CHECKING:
     from decompose_k.arguments import Options
     from decompose_k.config import Config
 
-# keep(shortcut, by_address): a Triton shortcut `repeat(a, b, bias, m)` reads b by its address alone, one of torch,
-# `product(a, b, bias)`, needs it as it is.
-Keep = Callable[[Callable[..., Any], bool], None]
+# (a, b, bias, m) -> result.
+Shortcut = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", int], "torch.Tensor | None"]
+# keep(for_matmul, for_linear): the second is called with x [..., K] and weight [N, K] as `linear` was.
+Keep = Callable[[Shortcut, Shortcut], None]
 
 
 def execute(
@@ -68,8 +69,8 @@ def execute(
             if 0 in key[:3]:
                 config = TORCH_MM
     if config.kernel in TORCH_KERNELS:
-        if keep is not None and not options.batch_invariant:
-            shortcut = torch_shortcut(
+        if keep is not None and not options.batch_invariant and options.precision is None:
+            shortcuts = torch_shortcuts(
                 config,
                 a,
                 b,
@@ -78,10 +79,9 @@ def execute(
                 beta=options.beta.real,
                 activation=options.activation,
                 out_dtype=out_dtype,
-                precision=options.precision,
             )
-            if shortcut is not None:
-                keep(shortcut, False)
+            if shortcuts is not None:
+                keep(*shortcuts)
         return torch_matmul(
             config,
             a,
@@ -107,7 +107,7 @@ def execute(
         activation=options.activation,
         out_dtype=out_dtype,
         out=out,
-        keep=None if keep is None else lambda repeat: keep(repeat, True),
+        keep=None if keep is None else lambda repeat: keep(repeat, repeat),
     )
 
 

@@ -67,7 +67,7 @@ def needs_operator(*tensors: torch.Tensor | None) -> bool:
     """Whether a call must cross the operator boundary, because something other than the engine has to see it."""
     if torch.compiler.is_compiling():
         return True
-    if is_transformed() or torch._C._len_torch_dispatch_stack() > 0:
+    if is_transformed() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
         return True
     return any(tensor is not None and (type(tensor) not in _PLAIN_TYPES or tensor.is_meta) for tensor in tensors)
 

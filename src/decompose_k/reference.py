@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from decompose_k.config import Config
 from decompose_k.dtypes import COMPLEX, FLOATS, HALVES, accumulate_dtype
@@ -102,7 +102,7 @@ def torch_matmul(
         return _compute(config, a, b, bias, (alpha, beta), activation, out_dtype, out, batch_invariant)
 
 
-def torch_shortcut(
+def torch_shortcuts(
     config: Config,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -112,35 +112,33 @@ def torch_shortcut(
     beta: float,
     activation: str | None,
     out_dtype: torch.dtype,
-    precision: str | None,
-) -> Callable[..., torch.Tensor] | None:
-    """product(a, b, bias) for further calls like one of `torch_matmul` on a GPU; None where more than that is needed.
+) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]] | None:
+    """What further calls like one of `torch_matmul` on a GPU come down to: (a, b, bias, m) and (x, weight, bias, m).
 
-    `precision` is what the caller asked for, None where torch's own setting decides.
+    None where more is needed than one call of torch's. torch's own setting decides the precision of fp32 products.
     """
-    if config.kernel != "mm" or a.dtype != b.dtype or activation not in (None, "relu") or precision is not None:
+    if config.kernel != "mm" or a.dtype != b.dtype or activation not in (None, "relu"):
         return None
     if bias is None and out_dtype == a.dtype and alpha == 1:
-        product: Callable[..., torch.Tensor] = _mm
+        products: Any = (lambda a, b, _bias, _m: torch.mm(a, b), lambda x, weight, _bias, _m: F.linear(x, weight))
     elif bias is None and a.dtype in HALVES and out_dtype == torch.float32 and alpha == 1:
-        product = _mm_to_fp32
+        products = (
+            lambda a, b, _bias, _m: torch.mm(a, b, out_dtype=torch.float32),
+            lambda x, weight, _bias, m: torch.mm(x.view(m, -1), weight.t(), out_dtype=torch.float32),
+        )
     elif bias is not None and bias.dtype == out_dtype == a.dtype and alpha != 0 and beta != 0:
-        product = functools.partial(_addmm, alpha, beta)
+        products = (
+            lambda a, b, bias, _m: torch.addmm(bias, a, b, alpha=alpha, beta=beta),
+            lambda x, weight, bias, _m: F.linear(x, weight, bias),
+        )
     else:
         return None
-    return product if activation is None else lambda a, b, bias: product(a, b, bias).relu_()
+    for_matmul, for_linear = products
+    return (for_matmul, for_linear) if activation is None else (_then_relu(for_matmul), _then_relu(for_linear))
 
 
-def _mm(a: torch.Tensor, b: torch.Tensor, _: None) -> torch.Tensor:
-    return torch.mm(a, b)
-
-
-def _mm_to_fp32(a: torch.Tensor, b: torch.Tensor, _: None) -> torch.Tensor:
-    return torch.mm(a, b, out_dtype=torch.float32)
-
-
-def _addmm(alpha: float, beta: float, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return torch.addmm(bias, a, b, alpha=alpha, beta=beta)
+def _then_relu(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda a, b, bias, m: product(a, b, bias, m).relu_()
 
 
 def _compute(

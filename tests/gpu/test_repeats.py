@@ -83,6 +83,21 @@ def test_every_dtype(dtype, m):
     again = [dk.matmul(a, b) for _ in range(3)]
     assert all(torch.equal(first, result) for result in again)
     assert_as_good_as_torch(again[-1], a, b)
+    weight = b.T.contiguous()
+    first = dk.linear(a, weight)
+    assert all(torch.equal(first, dk.linear(a, weight)) for _ in range(3))
+
+
+@pytest.mark.parametrize("m", [3, 2048], ids=lambda m: f"M{m}")
+@pytest.mark.parametrize("out_dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("bias", [None, (24,)], ids=["bare", "bias"])
+def test_linear_of_a_batch(m, out_dtype, bias):
+    x, weight = random((2, m, 512), BF16, "cuda", 1), random((24, 512), BF16, "cuda", 2)
+    bias = None if bias is None else random(bias, BF16, "cuda", 3)
+    results = [dk.linear(x, weight, bias, activation="relu", out_dtype=out_dtype) for _ in range(3)]
+    assert all(torch.equal(results[0], result) for result in results)
+    flat = results[2].view(2 * m, 24)
+    assert_as_good_as_torch(flat, x.view(-1, 512), weight.T, bias=bias, activation="relu", out_dtype=out_dtype)
 
 
 def test_rows_of_a_batch():
