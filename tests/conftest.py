@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from decompose_k import cache
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -41,6 +43,18 @@ def device(request):
 def poisoned_memory(monkeypatch):
     """Memory that the library takes holds NaN or the largest integer: what nobody writes cannot look right."""
     monkeypatch.setattr(torch, "empty", _poisoning(torch.empty))
+
+
+@pytest.fixture(autouse=True)
+def no_remembered_choices(monkeypatch, tmp_path_factory):
+    """No test sees or changes what is remembered on this machine or shipped with the package."""
+    nowhere = tmp_path_factory.getbasetemp() / "nowhere"
+    monkeypatch.setenv("DECOMPOSE_K_CACHE_DIR", str(nowhere))
+    monkeypatch.setattr(cache, "shipped_folder", lambda: nowhere)
+    cache.forget()
+    yield
+    cache._PROCESS.drop(None)
+    cache.forget()
 
 
 @pytest.fixture(autouse=True)

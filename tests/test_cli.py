@@ -108,7 +108,7 @@ def test_explain_says_what_would_run(run):
     code, out, _ = run("explain", 16, 256, 7168, "--layout", "NT", "--out-dtype", "fp32", "--device", "cpu")
     assert code == 0
     assert "[16, 7168] bf16 @ [7168, 256] bf16 -> fp32" in out
-    for heading in ("roofline", "choice", "reason", "waves", "workspace", "alternative"):
+    for heading in ("roofline", "choice", "reason", "waves", "workspace", "from", "candidates"):
         assert heading in out
 
 

@@ -132,7 +132,7 @@ def test_flops_bytes_and_roofline():
     ],
 )
 def test_accumulate_and_result_dtypes(a, b, accumulate, result):
-    problem = dk.Problem.make(1, 1, 1, a, b_dtype=b)
+    problem = dk.Problem.make(1, 1, 1, a, b_dtype=b, device_type="cpu")
     assert problem.accumulate_dtype == accumulate
     assert problem.out_dtype == result
     assert problem.precision == ("highest" if F32 in (a, b) and accumulate == F32 else None)

@@ -1,24 +1,31 @@
 """Deterministic Decompose-K (split-K) matrix products for PyTorch: a small output, a long K, a fused epilogue."""
 
+from decompose_k import cache
 from decompose_k._version import __version__
 from decompose_k.api import linear, matmul
 from decompose_k.config import Config
 from decompose_k.device import Device
-from decompose_k.plan import Explanation, Plan, explain, plan
+from decompose_k.explain import Candidate, Explanation, explain
+from decompose_k.plan import Plan, plan
 from decompose_k.problem import Problem
+from decompose_k.record import Recording, record
 from decompose_k.verify import Check, verify
 
 __all__ = [
+    "Candidate",
     "Check",
     "Config",
     "Device",
     "Explanation",
     "Plan",
     "Problem",
+    "Recording",
     "__version__",
+    "cache",
     "explain",
     "linear",
     "matmul",
     "plan",
+    "record",
     "verify",
 ]

@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 import torch
 
 from decompose_k.config import Config
-from decompose_k.dtypes import COMPLEX, FLOATS, INTEGERS, SUPPORTED, default_out_dtype, dtype_name
+from decompose_k.dtypes import (
+    COMPLEX,
+    FLOATS,
+    INTEGERS,
+    SUPPORTED,
+    allowed_out_dtypes,
+    can_multiply,
+    default_out_dtype,
+    dtype_name,
+    multiplies_on,
+)
 from decompose_k.epilogue import ACTIVATIONS
 from decompose_k.overlap import has_internal_overlap, share_memory
 from decompose_k.problem import PRECISIONS, accumulates_fp32_operand
@@ -66,12 +76,12 @@ def check_operands(a: Any, b: Any, names: Names, *, b_rows: int, least_rank: int
         )
     if a.device != b.device:
         raise ValueError(f"{names.b} must be on the device of {names.a}, {a.device}; got {b.device}")
-    if a.dtype is not b.dtype and not (a.dtype in _FLOATS and b.dtype in _FLOATS):
+    if not can_multiply(a.dtype, b.dtype):
         raise TypeError(
             f"{names.b} must have the dtype of {names.a} unless both are real floating;"
             f" got {dtype_name(a.dtype)} and {dtype_name(b.dtype)}"
         )
-    if a.dtype in _INTEGERS and a.device.type == "cuda":
+    if not multiplies_on(a.dtype, a.device.type):
         raise TypeError(f"{names.a} must be floating or complex on a GPU, as for torch.mm; got {dtype_name(a.dtype)}")
 
 
@@ -90,11 +100,11 @@ def check_bias(bias: Any, a: torch.Tensor, b: torch.Tensor, shape: tuple[int, ..
     check_tensor("bias", bias)
     if bias.device != a.device:
         raise ValueError(f"bias must be on the device of the operands, {a.device}; got {bias.device}")
-    if bias.dtype not in _FLOATS if a.dtype in _FLOATS else bias.dtype is not a.dtype:
-        allowed = _names(FLOATS) if a.dtype in _FLOATS else dtype_name(a.dtype)
+    allowed = allowed_out_dtypes(a.dtype)
+    if bias.dtype not in allowed:
         raise TypeError(
-            f"bias must have a dtype among {allowed} for operands {dtype_name(a.dtype)} x {dtype_name(b.dtype)};"
-            f" got {dtype_name(bias.dtype)}"
+            f"bias must have a dtype among {_names(allowed)} for operands {dtype_name(a.dtype)} x"
+            f" {dtype_name(b.dtype)}; got {dtype_name(bias.dtype)}"
         )
     extra = bias.dim() - len(shape)
     if extra > 0 or any(size not in (1, shape[dim - extra]) for dim, size in enumerate(bias.shape)):
@@ -111,7 +121,7 @@ def check_options(options: Options, a_dtype: torch.dtype, b_dtype: torch.dtype, 
     if not is_float or type(options.beta) is not float:
         _check_scalar("beta", options.beta, a_dtype)
     if options.out_dtype is not None:
-        _check_out_dtype(options.out_dtype, a_dtype, is_float)
+        _check_out_dtype(options.out_dtype, a_dtype)
     if options.precision is not None:
         _check_precision(options.precision, a_dtype, b_dtype)
     for name, value in (("batch_invariant", options.batch_invariant), (names.static_b, options.static_b)):
@@ -156,12 +166,12 @@ def _check_scalar(name: str, value: Any, dtype: torch.dtype) -> None:
         raise ValueError(f"{name} must be a whole number for {dtype_name(dtype)} operands; got {value!r}")
 
 
-def _check_out_dtype(out_dtype: Any, dtype: torch.dtype, is_float: bool) -> None:
+def _check_out_dtype(out_dtype: Any, dtype: torch.dtype) -> None:
     if not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype must be None or a torch.dtype; got {out_dtype!r}")
-    if out_dtype not in _FLOATS if is_float else out_dtype is not dtype:
-        allowed = _names(FLOATS) if is_float else dtype_name(dtype)
-        raise TypeError(f"out_dtype must be one of {allowed} for {dtype_name(dtype)} operands; got {out_dtype}")
+    allowed = allowed_out_dtypes(dtype)
+    if out_dtype not in allowed:
+        raise TypeError(f"out_dtype must be one of {_names(allowed)} for {dtype_name(dtype)} operands; got {out_dtype}")
 
 
 def _check_precision(precision: Any, a_dtype: torch.dtype, b_dtype: torch.dtype) -> None:

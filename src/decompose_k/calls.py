@@ -14,7 +14,9 @@ import torch
 from torch.autograd import forward_ad
 
 from decompose_k.arguments import LINEAR
+from decompose_k.cache import forgettable
 from decompose_k.execute import default_precision
+from decompose_k.record import RECORDINGS
 
 if TYPE_CHECKING:
     from decompose_k.arguments import Names
@@ -65,12 +67,12 @@ class Calls:
 
         return keep
 
-    def forget(self) -> None:
+    def cache_clear(self) -> None:
         """Drop every shortcut, after which the next calls are planned anew."""
         self._shortcuts.clear()
 
 
-CALLS = Calls()
+CALLS = forgettable(Calls())
 
 
 # One long function: each function that it would call costs every eager product 0.1 us.
@@ -168,9 +170,10 @@ def call_key(  # noqa: C901
 
 
 def is_observed() -> bool:
-    """Whether something other than the engine has to see a call: a transform, a mode, a tracer, autocast."""
+    """Whether something besides the engine has to see a call: a transform, mode, tracer or recording, or autocast."""
     return (
         _transforms() is not None
+        or RECORDINGS.active != ()
         or _dispatch_modes() > 0
         or _forward_ad._current_level >= 0
         or _is_tracing() is not None

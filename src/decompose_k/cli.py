@@ -17,15 +17,16 @@ from decompose_k._version import __version__
 from decompose_k.bench import console as view
 from decompose_k.bench.cases import CUSTOM, Case, custom_case, demo_cases, demo_checks, suite_cases, with_dtype
 from decompose_k.bench.demo import run_checks, run_demo
-from decompose_k.bench.machine import device_name, machine_facts
+from decompose_k.bench.machine import machine_facts
 from decompose_k.bench.report import write_report
 from decompose_k.bench.rows import Row, read_jsonl
 from decompose_k.bench.run import Outcome, Settings, open_folder, run_cases
 from decompose_k.bench.summary import duels
 from decompose_k.bench.variants import DEFAULT_VARIANTS, VARIANTS
+from decompose_k.device import Device
 from decompose_k.dtypes import FLOATS, dtype_from_name, dtype_name
 from decompose_k.epilogue import ACTIVATIONS
-from decompose_k.plan import explain as explain_problem
+from decompose_k.explain import explain as explain_problem
 from decompose_k.problem import Problem
 from decompose_k.shapes import ALL, OPERAND_LAYOUTS, SUITES, parse_size
 from decompose_k.verify import verify as verify_contract
@@ -77,7 +78,7 @@ def demo(
         where, seconds = parse_device(device), parse_duration(budget)
         open_folder(output, overwrite=True)
     console.print(
-        f"[bold]Decompose-K {__version__}[/] on {device_name(where)}, torch {torch.__version__}", highlight=False
+        f"[bold]Decompose-K {__version__}[/] on {Device.of(where).name}, torch {torch.__version__}", highlight=False
     )
     with _progress(console, len(demo_checks())) as announce:
         checks = run_checks(where, announce)
@@ -167,7 +168,7 @@ def verify(
         mark = "[cyan]ok[/]   " if check.passed else "[bold red]FAIL[/] "
         console.print(f"{mark} {check.name}: {check.detail}", highlight=False)
     console.print(
-        f"{len(checks) - len(failed)} of {len(checks)} checks passed on {device_name(where)}", highlight=False
+        f"{len(checks) - len(failed)} of {len(checks)} checks passed on {Device.of(where).name}", highlight=False
     )
     if failed:
         typer.echo("failed: " + "; ".join(check.name for check in failed), err=True)

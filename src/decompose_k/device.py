@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
+import platform
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ class Device:
     """A processor, described without touching it.
 
     `vendor` is `nvidia`, `amd` or `cpu`; `capability` is NVIDIA's (major, minor), (0, 0) elsewhere; `multiprocessors`
-    counts cores on a CPU; `bandwidth` is the memory's peak in bytes/s, 0 where it is not known.
+    counts the threads that torch uses on a CPU, and so does its `name`; `bandwidth` is the memory's peak in bytes/s, 0
+    where it is not known.
     """
 
     name: str
@@ -57,13 +59,40 @@ class Device:
         """Facts about a torch device, read once per device; touches the GPU only when asked about one."""
         device = torch.device(device)
         if device.type != "cuda":
-            return _cpu(device.type)
+            return _cpu(device.type, torch.get_num_threads())
         return _gpu(torch.cuda.current_device() if device.index is None else device.index)
 
 
+# Assumed where the system does not say what is free.
+_UNKNOWN_MEMORY = 4 << 30
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free for new tensors on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return _UNKNOWN_MEMORY
+
+
 @functools.cache
-def _cpu(kind: str) -> Device:
-    return Device(name=kind, type=kind, vendor="cpu", multiprocessors=os.cpu_count() or 1)
+def _cpu(kind: str, threads: int) -> Device:
+    name = f"{_cpu_model()}, {threads} thread{'' if threads == 1 else 's'}" if kind == "cpu" else kind
+    return Device(name=name, type=kind, vendor="cpu", multiprocessors=threads)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 @functools.cache

@@ -45,6 +45,25 @@ def accumulate_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return torch.float32 if common in HALVES else common
 
 
+def can_multiply(a: torch.dtype, b: torch.dtype) -> bool:
+    """Whether operands of these dtypes go together: real floats mix freely, integers and complex only with themselves.
+
+    >>> can_multiply(torch.bfloat16, torch.float32), can_multiply(torch.bfloat16, torch.int8)
+    (True, False)
+    """
+    return a is b or (a in FLOATS and b in FLOATS)
+
+
+def allowed_out_dtypes(a: torch.dtype) -> tuple[torch.dtype, ...]:
+    """What a result, or a bias, may be for operands of a dtype: any real float for floats, else the dtype itself."""
+    return FLOATS if a in FLOATS else (a,)
+
+
+def multiplies_on(dtype: torch.dtype, device_type: str) -> bool:
+    """Whether torch multiplies matrices of this dtype there: a GPU has no integer products."""
+    return device_type != "cuda" or dtype not in INTEGERS
+
+
 def default_out_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     """Dtype of the result when none is asked for: torch's own promotion of the operands."""
     return torch.promote_types(a, b)

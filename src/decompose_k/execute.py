@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from decompose_k.arguments import result_dtype
+from decompose_k.cache import forgettable
 from decompose_k.config import TORCH_KERNELS
 from decompose_k.device import Device
 from decompose_k.plan import TORCH_MM, choose, triton_objection
 from decompose_k.problem import HIGHEST, Problem, accumulates_fp32_operand, layout_of
+from decompose_k.record import RECORDINGS
 from decompose_k.reference import torch_matmul, torch_shortcuts
 from decompose_k.settings import default_backend
 
@@ -60,6 +62,8 @@ def execute(
         a.device.type,
     )
     if options.config is None:
+        if RECORDINGS.active:
+            RECORDINGS.add(_problem(key))
         backend = default_backend() if options.backend == "auto" else options.backend
         config = _chosen(key, a.device, backend, options.split_k)
     else:
@@ -121,6 +125,7 @@ def default_precision() -> str:
     return "tf32" if allowed else HIGHEST
 
 
+@forgettable
 @functools.lru_cache(maxsize=4096)
 def _chosen(key: tuple[Any, ...], device: torch.device, backend: str, split_k: int | None) -> Config:
     return choose(_problem(key), Device.of(device), backend, split_k).config

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from decompose_k import cache
 from decompose_k.arguments import check_backend, check_split_k
 from decompose_k.config import Config
 from decompose_k.device import Device
 from decompose_k.dtypes import HALVES, dtype_name
+from decompose_k.heuristics import candidates
+from decompose_k.legality import is_legal, triton_refusal
 from decompose_k.problem import Problem
 from decompose_k.reference import WHOLE_COPY_BYTES
 from decompose_k.settings import default_backend
 
 TORCH_MM = Config("mm")
+HEURISTIC, ASKED = "heuristic", "asked"
+SPLIT_KERNELS = ("bmm_sum", "pair")
 
 # Chunks of this length serve every CPU shape about equally well.
 CPU_CHUNK = 4096
@@ -34,61 +37,18 @@ CPU_CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What runs a problem on a device: the config, one sentence of why, and the runners-up in order."""
+    """What runs a problem on a device: the config, one sentence of why, and the runners-up in order.
+
+    `origin` says where the choice comes from: `tuned` or `shipped` (remembered from a measurement), `heuristic`, or
+    `asked` for by an explicit split_k.
+    """
 
     problem: Problem
     device: Device
     config: Config
     reason: str
     alternatives: tuple[Config, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """A plan with the numbers behind it; `str()` is for reading, `to_json` for files.
-
-    `roofline_seconds` is the least time to move the operands and the result, None where the bandwidth is not known.
-    `waves` is how often the programs of the first stage fill the device, None where torch's own kernel decides that.
-    """
-
-    plan: Plan
-    bytes: int
-    flops: int
-    roofline_seconds: float | None
-    waves: float | None
-    workspace_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a JSON file."""
-        return {
-            "problem": self.plan.problem.to_json(),
-            "device": self.plan.device.to_json(),
-            "config": self.plan.config.to_json(),
-            "reason": self.plan.reason,
-            "alternatives": [config.to_json() for config in self.plan.alternatives],
-            "bytes": self.bytes,
-            "flops": self.flops,
-            "roofline_seconds": self.roofline_seconds,
-            "waves": self.waves,
-            "workspace_bytes": self.workspace_bytes,
-        }
-
-    def __str__(self) -> str:
-        problem = self.plan.problem
-        roofline = "unknown bandwidth" if self.roofline_seconds is None else f"{self.roofline_seconds * 1e6:.2f} us"
-        waves = "left to torch" if self.waves is None else f"{self.waves:.2f}"
-        lines = [
-            f"problem       [{problem.m}, {problem.k}] {dtype_name(problem.a_dtype)} @ [{problem.k}, {problem.n}]"
-            f" {dtype_name(problem.b_dtype)} -> {dtype_name(problem.out_dtype)}",
-            f"device        {self.plan.device.name}, {self.plan.device.multiprocessors} multiprocessors",
-            f"roofline      {roofline} ({self.bytes} bytes, {self.flops} flop)",
-            f"choice        {self.plan.config}",
-            f"reason        {self.plan.reason}",
-            f"waves         {waves}",
-            f"workspace     {self.workspace_bytes} bytes",
-        ]
-        lines += [f"alternative   {config}" for config in self.plan.alternatives]
-        return "\n".join(lines)
+    origin: str = HEURISTIC
 
 
 def plan(
@@ -100,8 +60,9 @@ def plan(
 ) -> Plan:
     """What `matmul` would run for a problem: config = choice(problem, device), without measuring anything.
 
-    An explicit `split_k` forces the split form with that many chunks; `backend="triton"` forces a Triton kernel and
-    raises where none can do the problem; `auto` takes the heuristic's first candidate, or torch.
+    What was tuned for the problem is taken before what the package ships, that before the heuristic's first candidate,
+    and torch's own kernel where there is none. An explicit `split_k` forces the split form with that many chunks;
+    `backend="triton"` forces a Triton kernel and raises where none can do the problem.
 
     Args:
         problem: what is computed; its `device_type` says where when `device` is None.
@@ -120,32 +81,20 @@ def plan(
     check_backend(backend)
     if split_k is not None:
         check_split_k(split_k, problem.k)
-    return choose(problem, _device(problem, device), default_backend() if backend == "auto" else backend, split_k)
+    return choose(problem, device_facts(problem, device), default_backend() if backend == "auto" else backend, split_k)
 
 
-def explain(problem: Problem, device: Device | torch.device | str | None = None) -> Explanation:
-    """The plan of a problem with its roofline, waves, workspace and alternatives.
-
-    Args:
-        problem: what is computed.
-        device: as for `plan`.
-
-    Raises:
-        TypeError, ValueError: a wrong argument.
-
-    >>> explain(Problem.make(16, 16, 8192, device_type="cpu")).bytes
-    524800
-    """
-    chosen = plan(problem, device)
-    bandwidth = chosen.device.bandwidth
-    return Explanation(
-        plan=chosen,
-        bytes=problem.bytes,
-        flops=problem.flops,
-        roofline_seconds=problem.roofline_seconds(bandwidth, math.inf) if bandwidth > 0 else None,
-        waves=_waves(chosen.config, problem, chosen.device),
-        workspace_bytes=workspace_bytes(chosen.config, problem),
-    )
+def device_facts(problem: Problem, device: Device | torch.device | str | None) -> Device:
+    """Where a problem is planned for; raises TypeError or ValueError for what is no device of its type."""
+    if isinstance(device, Device):
+        found = device
+    elif device is None or isinstance(device, (str, torch.device)):
+        found = _device_of(problem.device_type if device is None else device)
+    else:
+        raise TypeError(f"device must be a Device, a torch.device, a string or None; got {type(device).__name__}")
+    if found.type != problem.device_type:
+        raise ValueError(f"device must be of the problem's device_type {problem.device_type!r}; got {found.type!r}")
+    return found
 
 
 def workspace_bytes(config: Config, problem: Problem) -> int:
@@ -155,31 +104,73 @@ def workspace_bytes(config: Config, problem: Problem) -> int:
     return config.split_k * problem.m * problem.n * problem.accumulate_dtype.itemsize
 
 
+def forget_choices() -> None:
+    """Choose anew from the next call on: to be called where what choices follow from has changed."""
+    cache.forget()
+
+
+@cache.forgettable
 @functools.lru_cache(maxsize=4096)
 def choose(problem: Problem, device: Device, backend: str, split_k: int | None) -> Plan:
-    """The plan for checked arguments; `backend` is what the environment made of `auto`."""
+    """The plan for checked arguments; `backend` is what the environment made of `auto`.
+
+    Choices are made for the bucketed problem, so that a range of M shares them, and must be legal for the exact one.
+    """
+    untuned = replace(_untuned(problem, device, backend, split_k), problem=problem)
+    if 0 in (problem.m, problem.n, problem.k):
+        return untuned
+    for remembered in cache.remembered(problem.bucketed(), device):
+        config = remembered.entry.config
+        if _is_usable(config, problem, device, backend, split_k):
+            others = tuple(other for other in (untuned.config, *untuned.alternatives) if other != config)
+            return Plan(problem, device, config, _remembered_reason(remembered), others, remembered.origin)
+    return untuned
+
+
+def _untuned(problem: Problem, device: Device, backend: str, split_k: int | None) -> Plan:
+    bucket = problem.bucketed()
     if backend == "torch" or device.type != "cuda":
         if backend == "triton":
             raise ValueError(f"backend must be auto or torch on {device.type}: Triton kernels need a GPU; got 'triton'")
-        return _plan_torch(problem, device, split_k)
+        return _plan_torch(bucket, device, split_k)
     if 0 in (problem.m, problem.n, problem.k):
         return Plan(problem, device, TORCH_MM, "there is nothing to multiply")
-    obstacle = _triton_obstacle(problem)
+    obstacle = _missing_triton() or triton_refusal(problem, device)
     if obstacle is None:
-        found = _candidates(problem, device, backend, split_k)
+        found = [config for config in candidates(bucket, device) if _is_legal(config, problem, device)]
+        found = _filtered(found, problem, device, backend, split_k)
         if found:
-            return _plan_found(problem, device, found, split_k)
-        obstacle = _triton_refusal(problem, device) or "no Triton kernel is legal for it on this device"
+            return _plan_found(problem, device, tuple(found), split_k)
+        obstacle = "no Triton kernel is legal for it on this device"
     if backend == "triton":
         raise ValueError(f"backend must be auto or torch for {_describe(problem)}: {obstacle}; got 'triton'")
-    fallback = _plan_torch(problem, device, split_k)
-    return Plan(problem, device, fallback.config, f"torch, because {obstacle}", fallback.alternatives)
+    fallback = _plan_torch(bucket, device, split_k)
+    return replace(fallback, reason=f"torch, because {obstacle}")
+
+
+def _is_usable(config: Config, problem: Problem, device: Device, backend: str, split_k: int | None) -> bool:
+    """Whether a remembered config serves the exact problem and what the caller asked for."""
+    if backend not in ("auto", config.backend) or config.split_k > problem.k:
+        return False
+    if split_k is not None and (config.split_k != split_k or config.kernel not in SPLIT_KERNELS):
+        return False
+    return _is_legal(config, problem, device)
+
+
+def _is_legal(config: Config, problem: Problem, device: Device) -> bool:
+    return config.backend == "torch" or triton_objection(config, problem, device) is None
+
+
+def _remembered_reason(remembered: cache.Remembered) -> str:
+    entry = remembered.entry
+    found = f"the fastest of {len(entry.timings)} that were measured on {entry.date[:10]}: {entry.chosen_us:.2f} us"
+    return found if entry.torch_us is None else f"{found}, torch {entry.torch_us:.2f} us"
 
 
 def _plan_torch(problem: Problem, device: Device, split_k: int | None) -> Plan:
     if split_k is not None:
         asked = Config("bmm_sum", split_k=split_k)
-        return Plan(problem, device, asked, f"split_k={split_k} was asked for", (TORCH_MM,))
+        return Plan(problem, device, asked, f"split_k={split_k} was asked for", (TORCH_MM,), ASKED)
     split = Config("bmm_sum", split_k=_natural_split_k(problem, device))
     if device.type == "cpu" and _widens_whole_copies(problem):
         return Plan(problem, device, TORCH_MM, "torch has no such product; it works on whole widened copies", (split,))
@@ -230,62 +221,32 @@ def _widening_pays(problem: Problem) -> bool:
     return 4 * products >= 3 * elements and products * problem.k >= 1 << 18
 
 
-def _triton_obstacle(problem: Problem) -> str | None:
-    if not problem.is_float:
-        return "Triton kernels take real floating operands"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    return None
+def _missing_triton() -> str | None:
+    return "triton is not installed" if importlib.util.find_spec("triton") is None else None
 
 
-def _candidates(problem: Problem, device: Device, backend: str, split_k: int | None) -> tuple[Config, ...]:
-    from decompose_k.heuristics import candidates
-
-    found = candidates(problem, device)
+def _filtered(found: list[Config], problem: Problem, device: Device, backend: str, split_k: int | None) -> list[Config]:
+    """What is left of the candidates of a backend, or those that take another split_k."""
     if split_k is not None:
         asked = dict.fromkeys(replace(config, split_k=split_k) for config in found if config.kernel == "pair")
-        return tuple(config for config in asked if triton_objection(config, problem, device) is None)
-    if backend == "triton":
-        return tuple(config for config in found if config.backend == "triton")
-    return found
-
-
-def _triton_refusal(problem: Problem, device: Device) -> str | None:
-    from decompose_k.legality import triton_refusal
-
-    return triton_refusal(problem, device)
+        return [config for config in asked if _is_legal(config, problem, device)]
+    return [config for config in found if config.backend == "triton" or backend != "triton"]
 
 
 def triton_objection(config: Config, problem: Problem, device: Device) -> str | None:
     """Why a Triton config cannot run a problem on a device; None where it can."""
-    if device.type != "cuda":
-        return f"Triton kernels need a GPU, and the operands are on {device.type}"
-    obstacle = _triton_obstacle(problem)
-    if obstacle is not None:
-        return obstacle
-    from decompose_k.legality import is_legal
-
-    return is_legal(config, problem, device)
+    return is_legal(config, problem, device) or _missing_triton()
 
 
 def _plan_found(problem: Problem, device: Device, found: tuple[Config, ...], split_k: int | None) -> Plan:
     first, rest = found[0], found[1:]
     if split_k is not None:
-        reason = f"split_k={split_k} was asked for"
-    elif first.backend == "torch":
+        return Plan(problem, device, first, f"split_k={split_k} was asked for", rest, ASKED)
+    if first.backend == "torch":
         reason = "the heuristic expects torch's own kernel to be the fastest here"
     else:
         reason = "first candidate of the heuristic"
     return Plan(problem, device, first, reason, rest)
-
-
-def _waves(config: Config, problem: Problem, device: Device) -> float | None:
-    if config.kernel == "mm":
-        return None
-    if config.kernel == "bmm_sum":
-        return config.split_k / device.multiprocessors
-    tiles = math.ceil(problem.m / config.block_m) * math.ceil(problem.n / config.block_n)
-    return tiles * config.split_k / device.multiprocessors
 
 
 def _describe(problem: Problem) -> str:
@@ -293,18 +254,6 @@ def _describe(problem: Problem) -> str:
         f"[{problem.m}, {problem.k}] {dtype_name(problem.a_dtype)} @ [{problem.k}, {problem.n}]"
         f" {dtype_name(problem.b_dtype)}"
     )
-
-
-def _device(problem: Problem, device: Any) -> Device:
-    if isinstance(device, Device):
-        found = device
-    elif device is None or isinstance(device, (str, torch.device)):
-        found = _device_of(problem.device_type if device is None else device)
-    else:
-        raise TypeError(f"device must be a Device, a torch.device, a string or None; got {type(device).__name__}")
-    if found.type != problem.device_type:
-        raise ValueError(f"device must be of the problem's device_type {problem.device_type!r}; got {found.type!r}")
-    return found
 
 
 def _device_of(device: str | torch.device) -> Device:

@@ -11,9 +11,12 @@ from decompose_k.dtypes import (
     FLOATS,
     SUPPORTED,
     accumulate_dtype,
+    allowed_out_dtypes,
+    can_multiply,
     default_out_dtype,
     dtype_from_name,
     dtype_name,
+    multiplies_on,
 )
 from decompose_k.epilogue import ACTIVATIONS
 
@@ -67,6 +70,7 @@ class Problem:
                 raise TypeError(f"{name} must be one of {_supported_names()}; got {getattr(self, name)}")
         if self.bias_dtype is not None and self.bias_dtype not in SUPPORTED:
             raise TypeError(f"bias_dtype must be None or one of {_supported_names()}; got {self.bias_dtype}")
+        _check_kinds(self)
         for name in ("a_layout", "b_layout"):
             if getattr(self, name) not in LAYOUTS:
                 raise ValueError(f"{name} must be one of {', '.join(LAYOUTS)}; got {getattr(self, name)!r}")
@@ -157,6 +161,22 @@ class Problem:
             if fields.get(name) is not None:
                 fields[name] = dtype_from_name(fields[name])
         return cls(**fields)
+
+
+def _check_kinds(problem: Problem) -> None:
+    """Raise TypeError for dtypes that do not go together, as `matmul` does for such operands."""
+    a, b = problem.a_dtype, problem.b_dtype
+    if not can_multiply(a, b):
+        raise TypeError(f"b_dtype must be {dtype_name(a)}, as a_dtype is, unless both are real floating; got {b}")
+    if not multiplies_on(a, problem.device_type):
+        raise TypeError(f"a_dtype must be floating or complex on a GPU, as for torch.mm; got {dtype_name(a)}")
+    for name in ("out_dtype", "bias_dtype"):
+        dtype = getattr(problem, name)
+        if dtype is not None and dtype not in allowed_out_dtypes(a):
+            allowed = ", ".join(map(dtype_name, allowed_out_dtypes(a)))
+            raise TypeError(f"{name} must be one of {allowed} for {dtype_name(a)} operands; got {dtype_name(dtype)}")
+    if problem.activation is not None and a not in FLOATS:
+        raise TypeError(f"activation must be None for {dtype_name(a)} operands; got {problem.activation!r}")
 
 
 def bucket_of(m: int) -> int:

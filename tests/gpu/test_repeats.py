@@ -32,7 +32,7 @@ CONFIGS = {
 @pytest.fixture(autouse=True)
 def nothing_remembered():
     """Each test starts without shortcuts, and reads NaN where a kernel reads what nobody wrote."""
-    CALLS.forget()
+    CALLS.cache_clear()
     torch.full((1 << 22,), float("nan"), device="cuda")
 
 
@@ -52,7 +52,7 @@ def test_other_data_and_the_same_bits(config, epilogue):
     first = [operands(m), operands(m, seed=3)]
     long_way = []
     for a, b in first:
-        CALLS.forget()
+        CALLS.cache_clear()
         long_way.append(dk.matmul(a, b, config=config, **options))
     kept = len(CALLS)
     assert kept == 1 or config.kernel == "mm"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,16 +13,14 @@ import torch
 from torch import device as TorchDevice
 
 from decompose_k import settings
-from decompose_k._version import __version__
-from decompose_k.device import Device
+from decompose_k._version import __version__, triton_version
+from decompose_k.device import Device, free_bytes
 from decompose_k.dtypes import HALVES, accumulate_dtype
 from decompose_k.timing import make_input_sets, time_variants
 
 _PROBE_BYTES = {"cuda": 1 << 30, "cpu": 128 << 20}
 _PROBE_SIZE = {"cuda": 4096, "cpu": 1024}
 _PROBE_SECONDS = 1.0
-# Assumed where the system does not say what is free.
-_UNKNOWN_MEMORY = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class Machine:
     def of(cls, device: TorchDevice) -> Machine:
         """The facts about this process on a device, now."""
         return cls(
-            device=device_name(device),
+            device=Device.of(device).name,
             device_type=device.type,
             torch=torch.__version__,
             triton=triton_version(),
@@ -63,35 +59,6 @@ class Ceilings:
     def rate(self, a: torch.dtype, b: torch.dtype) -> float:
         """Highest measured flop/s of a product of these dtypes."""
         return self.rates[rate_dtype(a, b)]
-
-
-def device_name(device: torch.device) -> str:
-    """The processor's own name; on a CPU with the number of threads that torch uses."""
-    if device.type == "cuda":
-        return Device.of(device).name
-    threads = torch.get_num_threads()
-    return f"{_cpu_model()}, {threads} thread{'' if threads == 1 else 's'}"
-
-
-def available_bytes(device: torch.device) -> int:
-    """Memory that is free for new tensors on the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    return _UNKNOWN_MEMORY
-
-
-def triton_version() -> str | None:
-    """Version of the installed Triton, without importing it; None where there is none."""
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def commit_of(directory: Path) -> str | None:
@@ -155,19 +122,10 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / timing["mm"].p50_us * 1e6
 
 
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def machine_facts() -> dict[str, Any]:
     """What `info` shows."""
     has_gpu = torch.cuda.is_available()
-    names = [device_name(torch.device("cpu"))]
+    names = [Device.of("cpu").name]
     if has_gpu:
         names += [Device.of(f"cuda:{index}").name for index in range(torch.cuda.device_count())]
     triton = triton_version()
@@ -178,7 +136,7 @@ def machine_facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton or "not installed",
         "devices": names,
-        "free memory": f"{available_bytes(torch.device('cpu')) / 1e9:.1f} GB",
+        "free memory": f"{free_bytes(torch.device('cpu')) / 1e9:.1f} GB",
         "backends": ["torch", *([usable] if usable else [])],
         "default backend": settings.default_backend(),
         "cache": str(settings.cache_directory()),

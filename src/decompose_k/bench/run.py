@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from decompose_k.bench.cases import Case, LeftOut, affordable
 from decompose_k.bench.check import Checked
-from decompose_k.bench.machine import Ceilings, Machine, available_bytes, measure_ceilings, rate_dtype
+from decompose_k.bench.machine import Ceilings, Machine, measure_ceilings, rate_dtype
 from decompose_k.bench.measure import Bench
 from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, read_jsonl
 from decompose_k.bench.search import compile_ahead
 from decompose_k.bench.variants import DEFAULT_VARIANTS
+from decompose_k.device import free_bytes
 from decompose_k.dtypes import dtype_name
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def run_cases(
     measured = {row.case for row in done}
     todo = [case for case in cases if _key(case, machine) not in measured]
     # Two sets of operands, the widened copies of a baseline, and room for everything else.
-    limit = int(min(settings.max_bytes, available_bytes(device) // 6))
+    limit = int(min(settings.max_bytes, free_bytes(device) // 6))
     todo, outcome.left_out = affordable(todo, max_bytes=limit, max_flops=settings.max_flops)
     if not todo:
         return outcome
