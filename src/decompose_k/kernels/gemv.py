@@ -22,9 +22,6 @@ from decompose_k.kernels.launch import (
 )
 from decompose_k.kernels.reduce import epilogue_constants, finish
 
-MOST_ROWS = 4
-MOST_K = 16384
-
 
 @triton.jit
 def dot_kernel(
@@ -90,7 +87,10 @@ def launch_dot(
     beta: float = 1.0,
     activation: str | None = None,
 ) -> None:
-    """Write out [M, N] from a [M, K] with M <= 4 and b [K, N]; K <= 16384, any strides, bias expanded to [M, N]."""
+    """Write out [M, N] from a [M, K] and b [K, N], any strides, bias expanded to [M, N].
+
+    Unrolled over M, with the whole of K in one block: `legality` says for how many rows and how long a K that is sane.
+    """
     (m, k), n = a.shape, b.shape[1]
     addend = out if bias is None else bias
     dot_kernel[(triton.cdiv(n, config.block_n),)](
