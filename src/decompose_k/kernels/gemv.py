@@ -91,7 +91,7 @@ def dot_launch(
 ) -> Launch:
     """The launch that writes out [M, N] from a [M, K] of few rows and b [K, N]; any strides, bias expanded to [M, N].
 
-    The limits of M and K stand in `legality`.
+    Unrolled over M, with the whole of K in one block: `legality` says for how many rows and how long a K that is sane.
     """
     (m, k), n = a.shape, b.shape[1]
     addend = out if bias is None else bias
