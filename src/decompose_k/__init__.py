@@ -9,6 +9,7 @@ from decompose_k.explain import Candidate, Explanation, explain
 from decompose_k.plan import Plan, plan
 from decompose_k.problem import Problem
 from decompose_k.record import Recording, record
+from decompose_k.tuner import Tuned, tune
 from decompose_k.verify import Check, verify
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Plan",
     "Problem",
     "Recording",
+    "Tuned",
     "__version__",
     "cache",
     "explain",
@@ -27,5 +29,6 @@ __all__ = [
     "matmul",
     "plan",
     "record",
+    "tune",
     "verify",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from decompose_k import cache
 from decompose_k.dtypes import dtype_name
 from decompose_k.heuristics import predict_microseconds
-from decompose_k.plan import Plan, plan, workspace_bytes
+from decompose_k.plan import Plan, describe, plan, workspace_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +81,7 @@ class Explanation:
         roofline = "unknown bandwidth" if self.roofline_seconds is None else f"{self.roofline_seconds * 1e6:.2f} us"
         waves = "left to torch" if self.waves is None else f"{self.waves:.2f}"
         lines = [
-            f"problem       [{problem.m}, {problem.k}] {dtype_name(problem.a_dtype)} @ [{problem.k}, {problem.n}]"
-            f" {dtype_name(problem.b_dtype)} -> {dtype_name(problem.out_dtype)}",
+            f"problem       {describe(problem)} -> {dtype_name(problem.out_dtype)}",
             f"chosen for    m = {problem.bucketed().m}" + (", as every m" if problem.batch_invariant else ""),
             f"device        {self.plan.device.name}, {self.plan.device.multiprocessors} multiprocessors",
             f"roofline      {roofline} ({self.bytes} bytes, {self.flops} flop)",

@@ -143,7 +143,7 @@ def _untuned(problem: Problem, device: Device, backend: str, split_k: int | None
             return _plan_found(problem, device, tuple(found), split_k)
         obstacle = "no Triton kernel is legal for it on this device"
     if backend == "triton":
-        raise ValueError(f"backend must be auto or torch for {_describe(problem)}: {obstacle}; got 'triton'")
+        raise ValueError(f"backend must be auto or torch for {describe(problem)}: {obstacle}; got 'triton'")
     fallback = _plan_torch(bucket, device, split_k)
     return replace(fallback, reason=f"torch, because {obstacle}")
 
@@ -171,7 +171,7 @@ def _plan_torch(problem: Problem, device: Device, split_k: int | None) -> Plan:
     if split_k is not None:
         asked = Config("bmm_sum", split_k=split_k)
         return Plan(problem, device, asked, f"split_k={split_k} was asked for", (TORCH_MM,), ASKED)
-    split = Config("bmm_sum", split_k=_natural_split_k(problem, device))
+    split = Config("bmm_sum", split_k=natural_split_k(problem, device))
     if device.type == "cpu" and _widens_whole_copies(problem):
         return Plan(problem, device, TORCH_MM, "torch has no such product; it works on whole widened copies", (split,))
     if device.type == "cpu" and _needs_widening(problem) and _widening_pays(problem):
@@ -181,7 +181,7 @@ def _plan_torch(problem: Problem, device: Device, split_k: int | None) -> Plan:
     return Plan(problem, device, TORCH_MM, reason, (split,))
 
 
-def _natural_split_k(problem: Problem, device: Device) -> int:
+def natural_split_k(problem: Problem, device: Device) -> int:
     """Chunks of the torch engine's split form: a function of (N, K) and the device, never of M."""
     if device.type == "cpu":
         return max(1, problem.k // CPU_CHUNK)
@@ -249,7 +249,8 @@ def _plan_found(problem: Problem, device: Device, found: tuple[Config, ...], spl
     return Plan(problem, device, first, reason, rest)
 
 
-def _describe(problem: Problem) -> str:
+def describe(problem: Problem) -> str:
+    """A problem's operands, for messages."""
     return (
         f"[{problem.m}, {problem.k}] {dtype_name(problem.a_dtype)} @ [{problem.k}, {problem.n}]"
         f" {dtype_name(problem.b_dtype)}"

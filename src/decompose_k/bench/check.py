@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decompose_k import reference
+from decompose_k.accuracy import allowed_error, make_operands, random_matrix, relative_error, truth
 from decompose_k.bench.rows import describe_dtypes
 from decompose_k.bench.variants import Variant, variants_of
-from decompose_k.dtypes import FLOATS, dtype_name
-from decompose_k.epilogue import apply_activation
-from decompose_k.shapes import OPERAND_LAYOUTS
+from decompose_k.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from decompose_k.bench.cases import Case
-
-# The truth is summed over K in pieces, so that no fp64 copy of a large operand is made.
-_TRUTH_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +47,17 @@ def make_inputs(case: Case, device: torch.device, generator: torch.Generator) ->
     """Random operands a [m, k] and b [k, n] of a case, in its layouts; a Gram matrix has both from one x."""
     shape = case.shape
     if shape.is_gram:
-        x = _random(shape.k, shape.n, shape.b_dtype, "row", device, generator)
+        x = random_matrix(shape.k, shape.n, shape.b_dtype, "row", device, generator)
         return x.T, x
-    a_layout, b_layout = OPERAND_LAYOUTS[shape.layout]
-    a = _random(shape.m, shape.k, shape.a_dtype, a_layout, device, generator)
-    return a, _random(shape.k, shape.n, shape.b_dtype, b_layout, device, generator)
-
-
-def truth(case: Case, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """activation(a @ b) in fp64."""
-    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
-    for start in range(0, a.shape[1], _TRUTH_CHUNK):
-        piece = slice(start, start + _TRUTH_CHUNK)
-        total += reference.truth(a[:, piece], b[piece])
-    return apply_activation(total, case.activation)
-
-
-def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """Frobenius norm of the difference over that of the expectation (over 1 where that is zero)."""
-    norm = torch.linalg.vector_norm(expected).item()
-    return float(torch.linalg.vector_norm(result.double() - expected).item() / (norm or 1.0))
+    a, b = make_operands(case.problem(device.type), device, generator)
+    return a, b
 
 
 def check(case: Case, variants: Sequence[Variant], a: torch.Tensor, b: torch.Tensor) -> list[Checked]:
     """Each variant's error; allowed is twice the first one's (torch's own), but at least what one rounding costs."""
-    expected = truth(case, a, b)
+    expected = truth(a, b, activation=case.activation)
     errors = [relative_error(variant.call(a, b), expected) for variant in variants]
-    bound = max(2 * errors[0], torch.finfo(case.shape.out_dtype).eps / 2)
+    bound = allowed_error(errors[0], case.shape.out_dtype, case.shape.k)
     return [Checked(case, variant, error, errors[0], bound) for variant, error in zip(variants, errors, strict=True)]
 
 
@@ -86,17 +65,3 @@ def check_case(case: Case, device: torch.device, *, seed: int = 0) -> list[Check
     """Check the default variants of a case on random operands."""
     a, b = make_inputs(case, device, torch.Generator(device).manual_seed(seed))
     return check(case, variants_of(case, device), a, b)
-
-
-def _random(
-    rows: int,
-    columns: int,
-    dtype: torch.dtype,
-    layout: str,
-    device: torch.device,
-    generator: torch.Generator,
-) -> torch.Tensor:
-    size = (columns, rows) if layout == "column" else (rows, columns)
-    sampled = dtype if dtype in FLOATS and device.type == "cuda" else torch.float32
-    matrix = torch.randn(size, dtype=sampled, device=device, generator=generator).to(dtype)
-    return matrix.T if layout == "column" else matrix

@@ -12,7 +12,7 @@ from decompose_k.bench.check import Checked
 from decompose_k.bench.machine import Ceilings, Machine, measure_ceilings, rate_dtype
 from decompose_k.bench.measure import Bench
 from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, read_jsonl
-from decompose_k.bench.search import compile_ahead
+from decompose_k.bench.search import compile_choices
 from decompose_k.bench.variants import DEFAULT_VARIANTS
 from decompose_k.device import free_bytes
 from decompose_k.dtypes import dtype_name
@@ -111,7 +111,7 @@ def run_cases(
     )
     if bench.search:
         announce("compiling the candidates")
-        compile_ahead(todo, settings.variants, device, settings.jobs)
+        compile_choices(todo, settings.variants, device, settings.jobs)
     for place, case in enumerate(todo):
         left = None if deadline is None else deadline - clock()
         if left is not None and left <= 0:

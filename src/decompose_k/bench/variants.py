@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from decompose_k.accuracy import mm_of_copies, then_activation, torch_product
 from decompose_k.api import matmul
 from decompose_k.config import Config
 from decompose_k.device import Device
-from decompose_k.dtypes import HALVES, dtype_name
-from decompose_k.epilogue import apply_activation
+from decompose_k.dtypes import HALVES
 from decompose_k.heuristics import candidates
 from decompose_k.plan import plan, triton_objection
 
@@ -83,27 +83,9 @@ def variants_of(
 
 
 def torch_variant(case: Case, device_type: str) -> Variant:
-    """torch.mm as one would write it in these dtypes, and the activation as a call of its own."""
-    shape = case.shape
-    label = "torch.mm"
-    if shape.a_dtype != shape.b_dtype:
-        label = f"torch.mm of {dtype_name(torch.promote_types(shape.a_dtype, shape.b_dtype))} copies"
-        product = _mm_of_copies(torch.promote_types(shape.a_dtype, shape.b_dtype), shape.out_dtype)
-    elif shape.out_dtype == shape.a_dtype:
-        product = torch.mm
-    elif device_type == "cuda" and shape.a_dtype in HALVES and shape.out_dtype == torch.float32:
-        label = "torch.mm(out_dtype=fp32)"
-        product = _mm_to_fp32
-    elif shape.a_dtype in HALVES and shape.out_dtype == torch.float32:
-        # torch.mm has no such output on a CPU, and one rounded to halves first would not be the result asked for.
-        label = "torch.mm of fp32 copies"
-        product = _mm_of_copies(torch.float32, torch.float32)
-    else:
-        label = f"torch.mm, then to {dtype_name(shape.out_dtype)}"
-        product = _mm_of_copies(shape.a_dtype, shape.out_dtype)
-    if case.activation is not None:
-        label = f"{case.activation}({label})"
-    return Variant(TORCH, label, _then_activation(product, case.activation), "torch")
+    """Torch's product as one would write it in these dtypes, and the activation as a call of its own."""
+    label, product = torch_product(case.problem(device_type))
+    return Variant(TORCH, label, product, "torch")
 
 
 def split_config(problem: Problem, device: Device) -> Config:
@@ -120,7 +102,7 @@ def _torch_cast(case: Case, device: Device) -> Variant | None:
     shape = case.shape
     if device.type != "cpu" or not shape.a_dtype == shape.b_dtype == shape.out_dtype or shape.a_dtype not in HALVES:
         return None
-    product = _then_activation(_mm_of_copies(torch.float32, torch.float32), case.activation)
+    product = then_activation(mm_of_copies(torch.float32, torch.float32), case.activation)
 
     def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return product(a, b).to(shape.out_dtype)
@@ -169,7 +151,7 @@ def _unfused(case: Case, device: Device) -> Variant | None:
     bare = replace(case, activation=None)
 
     def build(config: Config) -> Product:
-        return _then_activation(_ours(bare, config=config), case.activation)
+        return then_activation(_ours(bare, config=config), case.activation)
 
     return Variant(
         UNFUSED,
@@ -234,17 +216,3 @@ def _ours(case: Case, *, config: Config | None = None, static_b: bool = False) -
         return matmul(a, b, activation=activation, out_dtype=out_dtype, static_b=static_b, config=config)
 
     return call
-
-
-def _then_activation(product: Product, activation: str | None) -> Product:
-    if activation is None:
-        return product
-    return lambda a, b: apply_activation(product(a, b), activation)
-
-
-def _mm_of_copies(dtype: torch.dtype, out_dtype: torch.dtype) -> Product:
-    return lambda a, b: torch.mm(a.to(dtype), b.to(dtype)).to(out_dtype)
-
-
-def _mm_to_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.mm(a, b, out_dtype=torch.float32)
