@@ -71,7 +71,7 @@ PROBLEMS = {
     "fp32 bias": (problem_of(bias_dtype=FP32), "torch.mm + bias"),
     "activation": (problem_of(activation="relu"), "relu(torch.mm)"),
     "everything": (problem_of(bias_dtype=BF16, activation="gelu"), "gelu(torch.addmm)"),
-    "fp32 result": (problem_of(out_dtype=FP32, bias_dtype=FP32), "torch.mm, then to fp32 + bias"),
+    "fp32 result": (problem_of(out_dtype=FP32, bias_dtype=FP32), "torch.mm of fp32 copies + bias"),
     "mixed": (problem_of(b_dtype=FP32), "torch.mm of fp32 copies"),
     "fp32": (problem_of(dtype=FP32), "torch.mm"),
     "fp64": (problem_of(dtype=FP64, bias_dtype=FP64, activation="silu"), "silu(torch.addmm)"),

@@ -280,3 +280,11 @@ def test_a_dispatch_mode_sees_the_operator(device):
     with Recorder() as recorder:
         dk.matmul(a, b)
     assert OPERATOR.default in recorder.seen
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_jit_tracer_records_the_product_and_not_its_value():
+    a, b = torch.randn(3, 64), torch.randn(64, 5)
+    traced = torch.jit.trace(lambda x, y: dk.matmul(x, y, activation="relu"), (a, b))
+    assert "decompose_k::matmul" in str(traced.graph)
+    assert torch.equal(traced(a + 1, b), dk.matmul(a + 1, b, activation="relu"))

@@ -17,7 +17,8 @@ from decompose_k.arguments import (
     check_out,
     result_dtype,
 )
-from decompose_k.execute import execute
+from decompose_k.calls import CALLS, call_key
+from decompose_k.execute import Keep, execute
 from decompose_k.ops import autocast_operand, has_autocast, needs_composite, needs_operator, product
 
 if TYPE_CHECKING:
@@ -74,11 +75,36 @@ def matmul(
     tensor([[8192., 8193.,    0.],
             [8192., 8193.,    0.]])
     """
+    key = None
+    if out is None:
+        key = call_key(
+            a,
+            b,
+            bias,
+            alpha,
+            beta,
+            activation,
+            out_dtype,
+            precision,
+            batch_invariant,
+            static_b,
+            split_k,
+            backend,
+            config,
+            MATMUL,
+        )
+        if key is not None:
+            shortcut = CALLS.find(key)
+            if shortcut is not None:
+                result = shortcut(a, b, bias, a.shape[0])
+                if result is not None:
+                    return result
     check_operands(a, b, MATMUL, b_rows=0, least_rank=2)
     options = Options(
         alpha, beta, activation, out_dtype, precision, batch_invariant, static_b, split_k, backend, config
     )
-    return _multiply(a, b, bias, options, out, MATMUL)
+    keep = None if key is None else CALLS.keeper(key)
+    return _multiply(a, b, bias, options, out, MATMUL, keep)
 
 
 def linear(
@@ -124,11 +150,36 @@ def linear(
     >>> linear(torch.ones(4096), torch.ones(2, 4096), torch.tensor([0.5, -0.5]))
     tensor([4096.5000, 4095.5000])
     """
+    key = None
+    if out is None:
+        key = call_key(
+            x,
+            weight,
+            bias,
+            1.0,
+            1.0,
+            activation,
+            out_dtype,
+            precision,
+            batch_invariant,
+            static_weight,
+            split_k,
+            backend,
+            config,
+            LINEAR,
+        )
+        if key is not None:
+            shortcut = CALLS.find(key)
+            if shortcut is not None:
+                result = shortcut(x, weight, bias, x.numel() // weight.shape[1])
+                if result is not None:
+                    return result if result.dim() == x.dim() else result.view(*x.shape[:-1], weight.shape[0])
     check_operands(x, weight, LINEAR, b_rows=1, least_rank=1)
     options = Options(
         1.0, 1.0, activation, out_dtype, precision, batch_invariant, static_weight, split_k, backend, config
     )
-    return _multiply(x, weight.t(), bias, options, out, LINEAR)
+    keep = None if key is None else CALLS.keeper(key)
+    return _multiply(x, weight.t(), bias, options, out, LINEAR, keep)
 
 
 def _multiply(
@@ -138,6 +189,7 @@ def _multiply(
     options: Options,
     out: torch.Tensor | None,
     names: Names,
+    keep: Keep | None,
 ) -> torch.Tensor:
     check_options(options, a.dtype, b.dtype, a.shape[-1], names)
     shape = (*a.shape[:-1], b.shape[1])
@@ -146,8 +198,8 @@ def _multiply(
     if out is not None:
         return _into(out, a, b, bias, options, shape, names)
     if a.dim() == 2:
-        return product(a, b, bias, options)
-    return product(_as_rows(a), b, _bias_of_rows(bias, shape), options).reshape(shape)
+        return product(a, b, bias, options, keep)
+    return product(_as_rows(a), b, _bias_of_rows(bias, shape), options, keep).reshape(shape)
 
 
 def _into(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,17 @@ from decompose_k.device import Device
 from decompose_k.plan import TORCH_MM, choose, triton_objection
 from decompose_k.problem import HIGHEST, Problem, accumulates_fp32_operand, layout_of
 from decompose_k.record import RECORDINGS
-from decompose_k.reference import torch_matmul
+from decompose_k.reference import torch_matmul, torch_shortcuts
 from decompose_k.settings import default_backend
 
 if TYPE_CHECKING:
     from decompose_k.arguments import Options
     from decompose_k.config import Config
+
+# (a, b, bias, m) -> result.
+Shortcut = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", int], "torch.Tensor | None"]
+# keep(for_matmul, for_linear): the second is called with x [..., K] and weight [N, K] as `linear` was.
+Keep = Callable[[Shortcut, Shortcut], None]
 
 
 def execute(
@@ -28,8 +34,12 @@ def execute(
     bias: torch.Tensor | None,
     options: Options,
     out: torch.Tensor | None = None,
+    keep: Keep | None = None,
 ) -> torch.Tensor:
-    """activation(alpha * (a @ b) + beta * bias) for a [M, K], b [K, N] and bias broadcastable to [M, N]."""
+    """activation(alpha * (a @ b) + beta * bias) for a [M, K], b [K, N] and bias broadcastable to [M, N].
+
+    `keep` is handed the shortcut for further such calls, where there is one.
+    """
     out_dtype = result_dtype(options.out_dtype, a.dtype, b.dtype)
     precision = None
     if accumulates_fp32_operand(a.dtype, b.dtype):
@@ -63,6 +73,19 @@ def execute(
             if 0 in key[:3]:
                 config = TORCH_MM
     if config.kernel in TORCH_KERNELS:
+        if keep is not None and not options.batch_invariant and options.precision is None:
+            shortcuts = torch_shortcuts(
+                config,
+                a,
+                b,
+                bias,
+                alpha=options.alpha.real,
+                beta=options.beta.real,
+                activation=options.activation,
+                out_dtype=out_dtype,
+            )
+            if shortcuts is not None:
+                keep(*shortcuts)
         return torch_matmul(
             config,
             a,
@@ -88,6 +111,7 @@ def execute(
         activation=options.activation,
         out_dtype=out_dtype,
         out=out,
+        keep=None if keep is None else lambda repeat: keep(repeat, repeat),
     )
 
 

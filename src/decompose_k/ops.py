@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from decompose_k.arguments import Options, result_dtype
 from decompose_k.autograd import gradients
 from decompose_k.config import Config
-from decompose_k.execute import execute
+from decompose_k.execute import Keep, execute
 from decompose_k.reference import composite
 
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -31,8 +31,13 @@ _SCHEMA = (
 )
 
 
-def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
-    """Differentiable activation(alpha * (a @ b) + beta * bias) of valid 2-D operands, by the way that suits them."""
+def product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options, keep: Keep | None = None
+) -> torch.Tensor:
+    """Differentiable activation(alpha * (a @ b) + beta * bias) of valid 2-D operands, by the way that suits them.
+
+    `keep` is for calls that go straight to the engine.
+    """
     if needs_composite(a, b, bias):
         return _composite(a, b, bias, options)
     if torch.compiler.is_compiling():
@@ -45,7 +50,7 @@ def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options
         return _by_operator(a, b, bias, options)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         return _apply(_Product, a, b, bias, options)
-    return execute(a, b, bias, options)
+    return execute(a, b, bias, options, keep=keep)
 
 
 def _apply(function: Any, *inputs: Any) -> torch.Tensor:
@@ -62,7 +67,7 @@ def needs_operator(*tensors: torch.Tensor | None) -> bool:
     """Whether a call must cross the operator boundary, because something other than the engine has to see it."""
     if torch.compiler.is_compiling():
         return True
-    if is_transformed() or torch._C._len_torch_dispatch_stack() > 0:
+    if is_transformed() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
         return True
     return any(tensor is not None and (type(tensor) not in _PLAIN_TYPES or tensor.is_meta) for tensor in tensors)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from decompose_k.config import Config
 from decompose_k.dtypes import COMPLEX, FLOATS, HALVES, accumulate_dtype
@@ -21,8 +23,10 @@ PANEL_BYTES = 4 << 20
 # Up to here whole widened copies and one product are faster still: 0.6 against 0.9 ms for 16 x 24 x 28672, bf16 x fp32.
 WHOLE_COPY_BYTES = 16 << 20
 
-# cuBLAS adds up a chunk in one accumulator: longer ones round worse than torch.mm, which splits K by itself.
+# cuBLAS adds up a chunk in one accumulator: longer ones round worse than torch.mm, which splits K by itself. Of fp32,
+# K = 515 and values that are constant along K, chunks of 128, 64 and 32 make 7.2, 2.5 and 1.05 times torch's error.
 CUDA_CHUNK = 128
+CUDA_CHUNK_FP32 = 32
 # BLAS sums a single row one product after the other: a chain this short is as accurate as its product of many rows.
 INVARIANT_CHUNK = 256
 
@@ -98,6 +102,45 @@ def torch_matmul(
         return _compute(config, a, b, bias, (alpha, beta), activation, out_dtype, out, batch_invariant)
 
 
+def torch_shortcuts(
+    config: Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    alpha: float,
+    beta: float,
+    activation: str | None,
+    out_dtype: torch.dtype,
+) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]] | None:
+    """What further calls like one of `torch_matmul` on a GPU come down to: (a, b, bias, m) and (x, weight, bias, m).
+
+    None where more is needed than one call of torch's. torch's own setting decides the precision of fp32 products.
+    """
+    if config.kernel != "mm" or a.dtype != b.dtype or activation not in (None, "relu"):
+        return None
+    if bias is None and out_dtype == a.dtype and alpha == 1:
+        products: Any = (lambda a, b, _bias, _m: torch.mm(a, b), lambda x, weight, _bias, _m: F.linear(x, weight))
+    elif bias is None and a.dtype in HALVES and out_dtype == torch.float32 and alpha == 1:
+        products = (
+            lambda a, b, _bias, _m: torch.mm(a, b, out_dtype=torch.float32),
+            lambda x, weight, _bias, m: torch.mm(x.view(m, -1), weight.t(), out_dtype=torch.float32),
+        )
+    elif bias is not None and bias.dtype == out_dtype == a.dtype and alpha != 0 and beta != 0:
+        products = (
+            lambda a, b, bias, _m: torch.addmm(bias, a, b, alpha=alpha, beta=beta),
+            lambda x, weight, bias, _m: F.linear(x, weight, bias),
+        )
+    else:
+        return None
+    for_matmul, for_linear = products
+    return (for_matmul, for_linear) if activation is None else (_then_relu(for_matmul), _then_relu(for_linear))
+
+
+def _then_relu(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda a, b, bias, m: product(a, b, bias, m).relu_()
+
+
 def _compute(
     config: Config,
     a: torch.Tensor,
@@ -162,11 +205,14 @@ def _product(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if 0 in (m, n, k):
         return torch.zeros((m, n), dtype=wide, device=a.device)
     is_small = not a.is_cuda and k * (m + n) * wide.itemsize <= WHOLE_COPY_BYTES
-    if config.kernel == "mm" and (a.dtype == b.dtype == wide or is_small):
+    in_halves = a.is_cuda and a.dtype == b.dtype and a.dtype in HALVES
+    if config.kernel == "mm" and in_halves:
+        return torch.mm(a, b, out_dtype=wide)
+    if config.kernel == "mm" and (a.dtype == b.dtype == wide or a.is_cuda or is_small):
         return torch.mm(a.to(wide), b.to(wide))
     chunk = -(-k // (config.split_k if config.kernel == "bmm_sum" else 1))
     if a.is_cuda:
-        chunk = min(chunk, CUDA_CHUNK)
+        chunk = min(chunk, CUDA_CHUNK_FP32 if wide == torch.float32 and not in_halves else CUDA_CHUNK)
     whole = k // chunk
     body = whole * chunk
     count = whole + (body < k)
@@ -176,7 +222,10 @@ def _product(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     _multiply_chunks(a_chunks, torch.unflatten(b[:body], 0, (whole, chunk)), partials[:whole])
     if body < k:
         _multiply_chunks(a[None, :, body:], b[None, body:], partials[whole:])
-    return buffer.sum(0, dtype=wide) if count > 1 else buffer
+    if count == 1:
+        return buffer
+    exact = torch.float64 if a.is_cuda and wide == torch.float32 else wide
+    return buffer.sum(0, dtype=exact).to(wide)
 
 
 def _multiply_chunks(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor) -> None:

@@ -62,46 +62,40 @@ WRITERS = {
 }
 
 
-@variants
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_right_after_what_writes_a(m, options, write):
-    pairs = [fresh(m, seed) for seed in range(0, 20, 2)]
-    b = pairs[0][1]
-    expected = expected_results([(a, b) for a, _ in pairs], options)
-    shared = torch.full_like(pairs[0][0], float("nan"))
+def check_right_after(write, shared, values, product, expected):
+    """Write each value into `shared` and multiply at once, 20 rounds: every product has the bits that are expected."""
     late = 0
     for _ in range(20):
         results = []
-        for a, _ in pairs:
+        for value in values:
             torch.cuda._sleep(SLOW_CYCLES)
             asleep = torch.cuda.current_stream().record_event()
-            write(shared, a)
-            results.append(call(shared, b, options))
+            write(shared, value)
+            results.append(product(shared))
             late += not asleep.query()
         for result, right in zip(results, expected, strict=True):
             assert torch.equal(result, right)
     assert late > 0, "every call was enqueued on an idle device"
+
+
+@variants
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_right_after_what_writes_a(m, options, write):
+    pairs = [fresh(m, seed) for seed in range(0, 20, 2)]
+    values, b = [a for a, _ in pairs], pairs[0][1]
+    expected = expected_results([(a, b) for a in values], options)
+    shared = torch.full_like(values[0], float("nan"))
+    check_right_after(write, shared, values, lambda a: call(a, b, options), expected)
 
 
 @may_write_b
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 def test_right_after_what_writes_b(m, options, write):
     pairs = [fresh(m, seed) for seed in range(0, 20, 2)]
-    a = pairs[0][0]
-    expected = expected_results([(a, b) for _, b in pairs], options)
+    a, values = pairs[0][0], [b for _, b in pairs]
+    expected = expected_results([(a, b) for b in values], options)
     shared = torch.full((N, K), float("nan"), dtype=BF16, device="cuda").T
-    late = 0
-    for _ in range(20):
-        results = []
-        for _, b in pairs:
-            torch.cuda._sleep(SLOW_CYCLES)
-            asleep = torch.cuda.current_stream().record_event()
-            write(shared, b)
-            results.append(call(a, shared, options))
-            late += not asleep.query()
-        for result, right in zip(results, expected, strict=True):
-            assert torch.equal(result, right)
-    assert late > 0, "every call was enqueued on an idle device"
+    check_right_after(write, shared, values, lambda b: call(a, b, options), expected)
 
 
 @variants

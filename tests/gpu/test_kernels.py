@@ -19,7 +19,7 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 WAIT_FIRST = Config("pair", split_k=16, block_k=64, num_stages=3, launch="wait_first", prefetch="ab")
 STATIC_B = Config("pair", split_k=16, block_k=64, launch="static_b", prefetch="a")
 PLAIN = Config("pair", split_k=16, block_k=64, num_stages=3)
-FEW_SPLITS = Config("pair", split_k=3, block_k=64, num_stages=3, launch="wait_first")
+FEW_SPLITS = Config("pair", split_k=5, block_k=64, num_stages=3, launch="wait_first")
 PAIRS = {
     "plain": PLAIN,
     "few_splits": FEW_SPLITS,
@@ -85,7 +85,7 @@ def test_few_rows(m, n):
 
 
 @pytest.mark.parametrize("k", [1, 15, 63, 64, 65, 1023, 1025, 4099], ids=lambda k: f"K{k}")
-@pytest.mark.parametrize("config", [WAIT_FIRST, FEW_SPLITS, PAIRS["many_splits"]], ids=["16", "3", "512"])
+@pytest.mark.parametrize("config", [WAIT_FIRST, FEW_SPLITS, PAIRS["many_splits"]], ids=["16", "5", "512"])
 def test_any_k_whatever_the_split(config, k):
     check(config, *operands(5, 9, k), out_dtype=FP32)
 

@@ -100,7 +100,7 @@ def split_config(problem: Problem, device: Device) -> Config:
 def _torch_cast(case: Case, device: Device) -> Variant | None:
     """Halves through fp32 copies: the faster baseline on a CPU without half-precision instructions."""
     shape = case.shape
-    if device.type != "cpu" or shape.a_dtype != shape.b_dtype or shape.a_dtype not in HALVES:
+    if device.type != "cpu" or not shape.a_dtype == shape.b_dtype == shape.out_dtype or shape.a_dtype not in HALVES:
         return None
     product = then_activation(mm_of_copies(torch.float32, torch.float32), case.activation)
 

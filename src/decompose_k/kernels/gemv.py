@@ -14,6 +14,7 @@ import triton.language as tl
 from decompose_k.config import Config
 from decompose_k.kernels.launch import (
     STATIC_B,
+    Launch,
     launch_options,
     let_dependents_start,
     needs_wide_offsets,
@@ -22,11 +23,9 @@ from decompose_k.kernels.launch import (
 )
 from decompose_k.kernels.reduce import epilogue_constants, finish
 
-MOST_ROWS = 4
-MOST_K = 16384
 
-
-@triton.jit
+# N is M where the product is transposed: one compiled kernel then serves every M of a bucket.
+@triton.jit(do_not_specialize=["N"])
 def dot_kernel(
     a,
     b,
@@ -78,7 +77,7 @@ def dot_kernel(
         tl.store(out + m * stride_om + columns * stride_on, total.to(out.dtype.element_ty), valid)
 
 
-def launch_dot(
+def dot_launch(
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor,
@@ -89,30 +88,26 @@ def launch_dot(
     alpha: float = 1.0,
     beta: float = 1.0,
     activation: str | None = None,
-) -> None:
-    """Write out [M, N] from a [M, K] with M <= 4 and b [K, N]; K <= 16384, any strides, bias expanded to [M, N]."""
+) -> Launch:
+    """The launch that writes out [M, N] from a [M, K] of few rows and b [K, N]; any strides, bias expanded to [M, N].
+
+    Unrolled over M, with the whole of K in one block: `legality` says for how many rows and how long a K that is sane.
+    """
     (m, k), n = a.shape, b.shape[1]
     addend = out if bias is None else bias
-    dot_kernel[(triton.cdiv(n, config.block_n),)](
-        a,
-        b,
-        addend,
-        out,
-        n,
-        k,
-        *a.stride(),
-        *b.stride(),
-        alpha,
-        beta,
-        *addend.stride(),
-        *out.stride(),
-        M=m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        ACCUMULATE=accumulate,
-        PREFETCH_B="b" in config.prefetch and b.stride(0) == 1,
-        WIDE=needs_wide_offsets(a, b, 0) or needs_wide_offsets(addend, out, 0),
-        **epilogue_constants(bias, alpha, beta, activation, config.launch),
-        num_warps=config.num_warps,
-        **launch_options(config.launch),
+    return Launch(
+        dot_kernel,
+        (triton.cdiv(n, config.block_n),),
+        (a, b, addend, out),
+        (n, k, *a.stride(), *b.stride(), alpha, beta, *addend.stride(), *out.stride()),
+        {
+            "M": m,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "ACCUMULATE": accumulate,
+            "PREFETCH_B": "b" in config.prefetch and b.stride(0) == 1,
+            "WIDE": needs_wide_offsets(a, b, addend, out),
+            **epilogue_constants(bias, alpha, beta, activation, config.launch),
+        },
+        {"num_warps": config.num_warps, **launch_options(config.launch)},
     )

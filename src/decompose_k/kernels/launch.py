@@ -9,10 +9,15 @@ launch makes the pair of kernels 1.24 to 1.4x faster, prefetching the activation
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from decompose_k.problem import bucket_of
 
 PLAIN: tl.constexpr = tl.constexpr(0)
 WAIT_FIRST: tl.constexpr = tl.constexpr(1)
@@ -21,17 +26,46 @@ STATIC_B: tl.constexpr = tl.constexpr(2)
 LAUNCH_CODES = {"plain": 0, "wait_first": 1, "static_b": 2}
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch, spelled out: the pointer arguments, the plain ones after them, the compile-time ones."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    tensors: tuple[torch.Tensor, ...]
+    scalars: tuple[Any, ...]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+
+    def run(self) -> Any:
+        """Launch through Triton, which compiles where it must; returns the compiled kernel (None when interpreted)."""
+        return self.kernel[self.grid](*self.tensors, *self.scalars, **self.constants, **self.options)
+
+    @property
+    def trailing(self) -> tuple[Any, ...]:
+        """All arguments after the pointers, in the order in which a compiled kernel takes them."""
+        names = self.kernel.arg_names[len(self.tensors) + len(self.scalars) :]
+        return (*self.scalars, *(self.constants[name] for name in names))
+
+
 def launch_options(launch: str) -> dict[str, bool]:
     """Keyword arguments of a kernel launch: empty for `plain`, since only NVIDIA's backend knows the option."""
     return {} if launch == "plain" else {"launch_pdl": True}
 
 
-def needs_wide_offsets(a: torch.Tensor, b: torch.Tensor, elements: int) -> bool:
-    """Whether an offset into an operand, masked lanes included, or `elements` of workspace or output can pass 2^31."""
+def needs_wide_offsets(*tensors: torch.Tensor) -> bool:
+    """Whether an offset into one of the tensors, masked lanes included, can pass 2^31.
+
+    Sizes count rounded up to a power of two: a kernel compiled for one M then serves every M of its bucket.
+    """
     # A tile may start up to a block before the end, so its masked lanes reach beyond the last element.
     slack = 512
-    spans = [sum((size + slack) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) for x in (a, b)]
-    return max(*spans, elements + slack * slack) >= 2**31
+    spans = (sum((bucket_of(size) + slack) * stride for size, stride in _axes(tensor)) for tensor in tensors)
+    return max(spans) >= 2**31
+
+
+def _axes(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    return list(zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @triton.jit

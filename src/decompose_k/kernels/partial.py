@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,7 @@ from decompose_k.config import Config
 from decompose_k.kernels.launch import (
     LAUNCH_CODES,
     STATIC_B,
+    Launch,
     launch_options,
     let_dependents_start,
     needs_wide_offsets,
@@ -158,9 +161,7 @@ def count_splits(k: int, config: Config) -> int:
     return triton.cdiv(k, split_length(k, config.split_k, config.block_k))
 
 
-def partial_constants(a: torch.Tensor, b: torch.Tensor, config: Config) -> dict[str, object]:
-    """Compile-time arguments of `partial_kernel` for these operands."""
-    m, n = a.shape[0], b.shape[1]
+def _constants(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor, config: Config) -> dict[str, Any]:
     a_is_dense, b_is_dense = 1 in a.stride(), 1 in b.stride()
     return {
         "BLOCK_M": config.block_m,
@@ -172,29 +173,20 @@ def partial_constants(a: torch.Tensor, b: torch.Tensor, config: Config) -> dict[
         "B_AXIS": 1 if b.stride(1) == 1 else 0,
         "PREFETCH_A": "a" in config.prefetch and a_is_dense,
         "PREFETCH_B": "b" in config.prefetch and b_is_dense,
-        "WIDE": needs_wide_offsets(a, b, config.split_k * m * n),
+        "WIDE": needs_wide_offsets(a, b, partials),
         "LAUNCH": LAUNCH_CODES[config.launch],
     }
 
 
-def launch_partial(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor, config: Config) -> None:
-    """Fill partials [S, M, N] (fp32, or fp64 for fp64 operands) from a [M, K] and b [K, N], any strides."""
+def partial_launch(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor, config: Config) -> Launch:
+    """The launch that fills partials [S, M, N] (fp32, or fp64 for fp64 operands) from a [M, K] and b [K, N]."""
     (m, k), n = a.shape, b.shape[1]
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    partial_kernel[(tiles, partials.shape[0])](
-        a,
-        b,
-        partials,
-        m,
-        n,
-        k,
-        a.stride(0),
-        a.stride(1),
-        b.stride(0),
-        b.stride(1),
-        split_length(k, config.split_k, config.block_k),
-        **partial_constants(a, b, config),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **launch_options(config.launch),
+    return Launch(
+        partial_kernel,
+        (tiles, partials.shape[0]),
+        (a, b, partials),
+        (m, n, k, *a.stride(), *b.stride(), split_length(k, config.split_k, config.block_k)),
+        _constants(a, b, partials, config),
+        {"num_warps": config.num_warps, "num_stages": config.num_stages, **launch_options(config.launch)},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,7 @@ from decompose_k.config import Config
 from decompose_k.kernels.activation import activate
 from decompose_k.kernels.launch import (
     LAUNCH_CODES,
+    Launch,
     launch_options,
     let_dependents_start,
     needs_wide_offsets,
@@ -34,8 +37,9 @@ def finish(total, bias, rows, columns, valid, stride_bm, stride_bn, alpha, beta,
 
 
 # Neither kernel may be compiled for a kind of M: which thread adds which partials would then depend on M, and a row's
-# bits with it. (Triton compiles anew for arguments that are 1 or divisible by 16.)
-@triton.jit(do_not_specialize=["M"])
+# bits with it. (Triton compiles anew for arguments that are 1 or divisible by 16.) A kind of `splits` makes no better
+# code, only more of it.
+@triton.jit(do_not_specialize=["M", "splits"])
 def flat_reduce_kernel(
     partials,
     bias,
@@ -80,7 +84,7 @@ def flat_reduce_kernel(
     tl.store(out + where, total.to(out.dtype.element_ty), valid)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "splits"])
 def tile_reduce_kernel(
     partials,
     bias,
@@ -120,7 +124,7 @@ def tile_reduce_kernel(
 
 def epilogue_constants(
     bias: torch.Tensor | None, alpha: float, beta: float, activation: str | None, launch: str
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Compile-time arguments that every kernel with an epilogue shares; beta = 0 leaves bias unread, NaN included."""
     return {
         "BIAS": bias is not None and beta != 0,
@@ -130,7 +134,7 @@ def epilogue_constants(
     }
 
 
-def launch_reduce(
+def reduce_launch(
     partials: torch.Tensor,
     out: torch.Tensor,
     config: Config,
@@ -139,31 +143,29 @@ def launch_reduce(
     alpha: float = 1.0,
     beta: float = 1.0,
     activation: str | None = None,
-) -> None:
-    """Write out [M, N] (any strides) from partials [S, M, N]; bias is None or expanded to [M, N] by strides."""
+) -> Launch:
+    """The launch that writes out [M, N] (any strides) from partials [S, M, N]; bias is None or expanded to [M, N]."""
     splits, m, n = partials.shape
     addend = out if bias is None else bias
-    arguments = (partials, addend, out, m, n, splits, alpha, beta, *addend.stride(), *out.stride())
     constants = epilogue_constants(bias, alpha, beta, activation, config.launch)
-    constants["WIDE"] = needs_wide_offsets(addend, out, partials.numel())
+    constants["WIDE"] = needs_wide_offsets(partials, addend, out)
+    grid: tuple[int, ...]
     if config.reducer == "tile":
-        grid = (triton.cdiv(m, config.block_m), triton.cdiv(n, config.block_n))
-        tile_reduce_kernel[grid](
-            *arguments,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            **constants,
-            num_warps=config.reduce_warps,
-            **launch_options(config.launch),
-        )
-        return
-    flat_reduce_kernel[(triton.cdiv(m * n, config.reduce_block),)](
-        *arguments,
-        BLOCK=config.reduce_block,
-        SPLITS=min(triton.next_power_of_2(splits), MOST_SPLITS_AT_ONCE),
-        MORE_SPLITS=splits > MOST_SPLITS_AT_ONCE,
-        CONTIGUOUS=out.is_contiguous(),
-        **constants,
-        num_warps=config.reduce_warps,
-        **launch_options(config.launch),
+        kernel, grid = tile_reduce_kernel, (triton.cdiv(m, config.block_m), triton.cdiv(n, config.block_n))
+        constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    else:
+        kernel, grid = flat_reduce_kernel, (triton.cdiv(m * n, config.reduce_block),)
+        constants |= {
+            "BLOCK": config.reduce_block,
+            "SPLITS": min(triton.next_power_of_2(splits), MOST_SPLITS_AT_ONCE),
+            "MORE_SPLITS": splits > MOST_SPLITS_AT_ONCE,
+            "CONTIGUOUS": out.is_contiguous(),
+        }
+    return Launch(
+        kernel,
+        grid,
+        (partials, addend, out),
+        (m, n, splits, alpha, beta, *addend.stride(), *out.stride()),
+        constants,
+        {"num_warps": config.reduce_warps, **launch_options(config.launch)},
     )

@@ -1,0 +1,181 @@
+"""The way past everything for a call whose like has been seen: one look-up, then its compiled kernels.
+
+A first call is checked, planned and compiled. What that led to is kept under a key of all it depended on, and the next
+such call needs none of it. Only calls that nothing but the engine has to see may take this way: plain tensors on the
+current GPU, no gradient recorded, no tracing, transform, autocast or dispatch mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+
+from decompose_k.arguments import LINEAR
+from decompose_k.cache import forgettable
+from decompose_k.execute import default_precision
+from decompose_k.record import RECORDINGS
+
+if TYPE_CHECKING:
+    from decompose_k.arguments import Names
+    from decompose_k.execute import Keep
+
+# A serving process meets some tens of keys for each weight; beyond this the memory starts anew.
+MOST_CALLS = 8192
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_forward_ad: Any = forward_ad
+_is_compiling = torch.compiler.is_compiling
+_is_tracing = torch._C._get_tracing_state
+_transforms = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+# A torch without CUDA has no such function, and no tensor that would get as far as to ask.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+Key = tuple[Any, ...]
+# (a, b, bias, m) -> result, or None where it cannot be had this way at the moment. As `linear` was called with x and
+# weight, so is its shortcut; the result may have all rows in one dimension.
+Shortcut = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", int], "torch.Tensor | None"]
+
+
+class Calls:
+    """Shortcuts by key, bounded: `find` gives for a call what the first such call led to."""
+
+    def __init__(self) -> None:
+        self._shortcuts: dict[Key, Shortcut] = {}
+
+    def __len__(self) -> int:
+        return len(self._shortcuts)
+
+    def find(self, key: Key) -> Shortcut | None:
+        """The shortcut of a like call, if there was one."""
+        try:
+            return self._shortcuts.get(key)
+        except TypeError:
+            # An argument that cannot be hashed is a wrong one, and the checks will say which.
+            return None
+
+    def keeper(self, key: Key) -> Keep:
+        """What `execute` hands a shortcut to."""
+
+        def keep(for_matmul: Shortcut, for_linear: Shortcut) -> None:
+            if len(self._shortcuts) >= MOST_CALLS:
+                self._shortcuts.clear()
+            self._shortcuts[key] = for_linear if key[0] is LINEAR else for_matmul
+
+        return keep
+
+    def cache_clear(self) -> None:
+        """Drop every shortcut, after which the next calls are planned anew."""
+        self._shortcuts.clear()
+
+
+CALLS = forgettable(Calls())
+
+
+# One long function: each function that it would call costs every eager product 0.1 us.
+def call_key(  # noqa: C901
+    a: Any,
+    b: Any,
+    bias: Any,
+    alpha: Any,
+    beta: Any,
+    activation: Any,
+    out_dtype: Any,
+    precision: Any,
+    batch_invariant: Any,
+    static_b: Any,
+    split_k: Any,
+    backend: Any,
+    config: Any,
+    names: Names,
+) -> Key | None:
+    """All that the way of a call depends on; None where the call may not take the shortcut.
+
+    M stands as its bucket, since the kernels take it as it comes; it is the number of rows, also where `a` has more
+    dimensions. The arguments need not have been checked: wrong ones make a key under which nothing was ever kept. For
+    that, True may not pass for 1, so the types count too.
+    """
+    if (
+        _is_compiling()
+        or type(a) not in _PLAIN
+        or type(b) not in _PLAIN
+        or not a.is_cuda
+        or not b.is_cuda
+        or (bias is not None and type(bias) not in _PLAIN)
+        or is_observed()
+        or alpha.__class__ is not float
+        or beta.__class__ is not float
+    ):
+        return None
+    index, a_dtype, b_dtype = a.get_device(), a.dtype, b.dtype
+    try:
+        a_address, b_address = a.data_ptr(), b.data_ptr()
+        bias_address = 16 if bias is None else bias.data_ptr()
+    except RuntimeError:
+        # torch.autograd.grad(..., is_grads_batched=True) sends tensors without storage.
+        return None
+    if not (a_address and b_address and bias_address) or (a_address | b_address | bias_address) & 15:
+        return None
+    if index != _current_device() or a.is_neg() or b.is_neg():
+        return None
+    if a.dim() == 2:
+        m, k = a.shape
+        a_strides = a.stride()
+    elif names is LINEAR and a.dim() > 2 and a.is_contiguous():
+        k = a.shape[-1]
+        m, a_strides = a.numel() // k, (k, 1)
+    else:
+        return None
+    needs_gradient = a.requires_grad or b.requires_grad
+    addend: Any = None
+    if bias is not None:
+        if not bias.is_cuda or bias.is_neg():
+            return None
+        needs_gradient = needs_gradient or bias.requires_grad
+        # Rows of its own tie a bias to the exact shape.
+        addend = (bias.dtype, bias.shape, bias.stride(), bias.get_device(), None if bias.dim() < 2 else a.shape)
+    if needs_gradient and torch.is_grad_enabled():
+        return None
+    if precision is None and (a_dtype is torch.float32 or b_dtype is torch.float32):
+        precision = default_precision()
+    return (
+        names,
+        index,
+        (m - 1).bit_length(),
+        k,
+        a_strides,
+        b.shape,
+        b.stride(),
+        b.get_device(),
+        a_dtype,
+        b_dtype,
+        addend,
+        alpha,
+        beta,
+        activation,
+        out_dtype,
+        precision,
+        batch_invariant,
+        batch_invariant.__class__,
+        static_b,
+        static_b.__class__,
+        split_k,
+        split_k.__class__,
+        backend,
+        config,
+    )
+
+
+def is_observed() -> bool:
+    """Whether something besides the engine has to see a call: a transform, mode, tracer or recording, or autocast."""
+    return (
+        _transforms() is not None
+        or RECORDINGS.active != ()
+        or _dispatch_modes() > 0
+        or _forward_ad._current_level >= 0
+        or _is_tracing() is not None
+        or torch.is_autocast_enabled("cuda")
+    )
