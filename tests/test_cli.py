@@ -15,6 +15,7 @@ from decompose_k.bench import demo as demo_module
 from decompose_k.bench.cases import custom_case
 from decompose_k.bench.machine import Ceilings
 from decompose_k.bench.rows import append_jsonl, read_jsonl
+from decompose_k.cli import checking, measuring
 from decompose_k.verify import Check
 from rows_for_tests import pair
 
@@ -90,7 +91,7 @@ def test_bench_keeps_rows_unless_told(run, tmp_path, quick_ceilings):
 
 def test_demo_checks_measures_and_reports(run, tmp_path, monkeypatch, quick_ceilings):
     cases = tuple(custom_case((m, m, k), torch.bfloat16, activation="relu") for m in (4, 8) for k in (256, 512))
-    for module in (demo_module, cli):
+    for module in (demo_module, measuring):
         monkeypatch.setattr(module, "demo_cases", lambda: cases)
         monkeypatch.setattr(module, "demo_checks", lambda: cases[:2])
     code, out, err = run("demo", "--device", "cpu", "--budget", "20s", "-o", tmp_path)
@@ -136,7 +137,7 @@ def test_info_shows_versions_devices_backends_and_the_cache(run, monkeypatch, tm
 @pytest.mark.parametrize("passed", [True, False])
 def test_verify_exits_by_what_it_found(run, monkeypatch, passed):
     found = (Check("sums in fp32", True, "error 1e-7"), Check("keeps NaN", passed, "a NaN in row 3"))
-    monkeypatch.setattr(cli, "verify_contract", lambda device, quick, progress: found)
+    monkeypatch.setattr(checking, "verify_contract", lambda device, quick, progress: found)
     code, out, err = run("verify", "--quick", "--device", "cpu")
     assert code == (0 if passed else 1)
     assert "keeps NaN: a NaN in row 3" in out

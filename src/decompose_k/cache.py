@@ -70,7 +70,8 @@ class _Process:
     def add(self, device: Device, problem_class: str, entries: RawEntries) -> None:
         with self.lock:
             key = (device, problem_class)
-            self.tables[key] = self.tables.get(key, {}) | entries
+            # A new table, so that a thread which looks something up meanwhile sees the old one whole.
+            self.tables = self.tables | {key: self.tables.get(key, {}) | entries}
 
     def seal(self, device: Device) -> None:
         with self.lock:
@@ -140,7 +141,14 @@ def files(device: Device) -> tuple[CacheFile, ...]:
 
 
 def clear(device: Device | None = None) -> tuple[Path, ...]:
-    """Remove the user's files of a device, or of all; returns those removed. Raises OSError where one cannot be."""
+    """Remove the user's files, and what this process remembers beyond them; returns the files removed.
+
+    Args:
+        device: whose; None for all devices.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
     removed = store.choice_files(directory(), device, with_aside=True)
     for path in removed:
         path.unlink(missing_ok=True)
@@ -152,7 +160,12 @@ def clear(device: Device | None = None) -> tuple[Path, ...]:
 def export(folder: Path, device: Device) -> tuple[Path, ...]:
     """Write the user's entries that count on a device into a folder, in the form in which the package ships them.
 
-    Raises OSError where it cannot be written.
+    Args:
+        folder: where to; made if it is not there.
+        device: whose.
+
+    Raises:
+        OSError: the folder cannot be written.
     """
     written = []
     for problem_class, raw in _by_class(user_entries(device)).items():

@@ -63,7 +63,9 @@ def test_the_wheel_holds_the_package_alone(distributions):
     names = zipfile.ZipFile(distributions[0]).namelist()
     info = f"decompose_k-{__version__}.dist-info"
     assert {name.partition("/")[0] for name in names} == {"decompose_k", info}
-    sources = {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src").rglob("*.py")}
+    package = ROOT / "src" / "decompose_k"
+    files = [*package.rglob("*.py"), *(file for file in (package / "data").rglob("*") if file.is_file())]
+    sources = {str(file.relative_to(ROOT / "src")) for file in files}
     assert {"decompose_k/py.typed", "decompose_k/data/shapes.csv", f"{info}/licenses/LICENSE"} | sources <= set(names)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from decompose_k.bench.check import Checked
     from decompose_k.bench.rows import Row
 
+_WRAPPING = ("name", "variant", "chosen", "dtypes", "file", "device", "counts here")
+_LEAST_WIDTH = 10
 _VERDICT_STYLES = {"win": "bold cyan", "tie": "dim", "loss": "bold yellow"}
 
 
@@ -35,7 +37,7 @@ def progress_bar(console: Console) -> Progress:
 
 def show_checks(console: Console, checks: Sequence[Checked]) -> None:
     """Each checked variant with its error beside torch's."""
-    table = _table("error", "torch's error", "", left=("shape", "dtypes", "variant"))
+    table = bare_table("error", "torch's error", "", left=("shape", "dtypes", "variant"))
     for checked in checks:
         shape = checked.case.shape
         verdict = "[cyan]ok[/]" if checked.passed else "[bold red]WRONG[/]"
@@ -52,7 +54,7 @@ def show_checks(console: Console, checks: Sequence[Checked]) -> None:
 
 def show_cases(console: Console, rows: Sequence[Row]) -> None:
     """Every case: torch against the fastest of ours."""
-    table = _table("torch", "Decompose-K", "speed-up", "verdict", left=("suite", "name", "M×N×K", "dtypes"))
+    table = bare_table("torch", "Decompose-K", "speed-up", "verdict", left=("suite", "name", "M×N×K", "dtypes"))
     for duel in duels(rows):
         row = duel.ours
         style = _VERDICT_STYLES[duel.verdict]
@@ -72,7 +74,7 @@ def show_cases(console: Console, rows: Sequence[Row]) -> None:
 def show_suites(console: Console, all_duels: Sequence[Duel]) -> None:
     """Wins, ties, losses and the range of speed-ups by suite."""
     headings = ("cases", "wins", "ties", "losses", "min", "median", "max")
-    table = _table(*headings, left=("suite", "dtypes"))
+    table = bare_table(*headings, left=("suite", "dtypes"))
     for tally in tallies(all_duels):
         counts = [len(tally.duels), *(tally.count(verdict) for verdict in ("win", "tie", "loss"))]
         ratios = (tally.speedups[0], tally.median, tally.speedups[-1])
@@ -95,11 +97,13 @@ def _bullet(console: Console, text: str) -> None:
     console.print(Padding(f"• {text}", (0, 0, 0, 2)), markup=False, highlight=False)
 
 
-def _table(*right: str, left: Sequence[str]) -> Table:
+def bare_table(*right: str, left: Sequence[str]) -> Table:
+    """A bare table with headings; the columns on the right hold numbers."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for heading in left:
-        # Only names may wrap on a narrow terminal; a broken number cannot be read.
-        table.add_column(heading, no_wrap=heading not in ("name", "variant"))
+        # Only words may wrap on a narrow terminal; a broken number cannot be read.
+        wraps = heading in _WRAPPING
+        table.add_column(heading, no_wrap=not wraps, min_width=_LEAST_WIDTH if wraps else None)
     for heading in right:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -1,0 +1,157 @@
+"""Seeing and measuring: the commands `demo` and `bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from decompose_k._version import __version__
+from decompose_k.bench import console as view
+from decompose_k.bench.cases import demo_cases, demo_checks
+from decompose_k.bench.demo import run_checks, run_demo
+from decompose_k.bench.report import write_report
+from decompose_k.bench.rows import Row, read_jsonl
+from decompose_k.bench.run import Outcome, Settings, open_folder, run_cases
+from decompose_k.bench.summary import duels
+from decompose_k.bench.variants import DEFAULT_VARIANTS, VARIANTS
+from decompose_k.cli.common import (
+    ActivationOption,
+    BDtypeOption,
+    DeviceOption,
+    DtypeOption,
+    LayoutOption,
+    ModelOption,
+    OutDtypeOption,
+    RowsOption,
+    ShapeOption,
+    SuiteOption,
+    UserError,
+    named_cases,
+    narrowed,
+    parse_device,
+    parse_duration,
+    progress,
+    user_errors,
+)
+from decompose_k.device import Device
+
+OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder for rows, plots and report.")]
+
+
+def demo(
+    device: DeviceOption = "auto",
+    output: OutputOption = Path("decompose-k-demo"),
+    budget: Annotated[str, typer.Option(help="Time for measuring, such as 90s or 3m.")] = "2m",
+) -> None:
+    """See Decompose-K at work on this machine: checked, measured against torch.mm, plotted, reported."""
+    console = Console()
+    with user_errors():
+        where, seconds = parse_device(device), parse_duration(budget)
+        open_folder(output, overwrite=True)
+    console.print(
+        f"[bold]Decompose-K {__version__}[/] on {Device.of(where).name}, torch {torch.__version__}", highlight=False
+    )
+    with progress(console, len(demo_checks())) as announce:
+        checks = run_checks(where, announce)
+    console.print("\n[bold]Correct?[/] Each variant against an fp64 truth; allowed is twice torch's own error.")
+    view.show_checks(console, checks)
+    wrong = [checked for checked in checks if not checked.passed]
+    with progress(console, len(demo_cases()) + 1) as announce:
+        outcome = run_demo(where, output, seconds, announce)
+    outcome.failures += [failure for failure in wrong if str(failure) not in map(str, outcome.failures)]
+    _finish(console, output, outcome)
+
+
+def bench(
+    suites: SuiteOption = None,
+    shapes: ShapeOption = None,
+    dtype: DtypeOption = None,
+    b_dtype: BDtypeOption = None,
+    out_dtype: OutDtypeOption = None,
+    layout: LayoutOption = "NN",
+    activation: ActivationOption = None,
+    rows_of_a: RowsOption = None,
+    model: ModelOption = None,
+    variants: Annotated[
+        str | None, typer.Option(help=f"Comma-separated: {', '.join(VARIANTS)}; torch is always measured.")
+    ] = None,
+    device: DeviceOption = "auto",
+    repetitions: Annotated[int, typer.Option(min=1, help="Samples of each variant.")] = 30,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="Stop sampling a case after so long.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for everything, such as 8m.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for rows, plots and report [decompose-k-bench].")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the rows in the output folder.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="On a GPU: give every variant the best of its configs, by measuring them.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile the candidates of a search.")] = 4,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the rows in the output folder anew.")] = False,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Measure nothing: make plots and report from this rows.jsonl.")
+    ] = None,
+) -> None:
+    """Measure suites or shapes into rows.jsonl and rows.csv, then make plots and report from the rows."""
+    console = Console()
+    if source is not None:
+        with user_errors():
+            rows = read_jsonl(source)
+            folder = source.parent if output is None else output
+            folder.mkdir(parents=True, exist_ok=True)
+        _finish(console, folder, Outcome(rows=list(rows)))
+        return
+    with user_errors():
+        where = parse_device(device)
+        if not suites and not shapes:
+            raise ValueError("bench needs at least one --suite or --shape, or --from with rows to report")
+        cases = named_cases(suites, shapes, dtype, b_dtype, out_dtype, layout, activation)
+        cases = narrowed(cases, rows_of_a, model)
+        chosen = Settings(
+            repetitions,
+            seconds,
+            None if budget is None else parse_duration(budget),
+            _variants(variants),
+            search,
+            jobs,
+        )
+        folder = Path("decompose-k-bench") if output is None else output
+        done = open_folder(folder, resume=resume, overwrite=overwrite)
+    with progress(console, len(cases) + 1) as announce:
+        outcome = run_cases(cases, where, folder, chosen, announce=announce, done=done)
+    _finish(console, folder, outcome)
+
+
+def _variants(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return DEFAULT_VARIANTS
+    names = tuple(text.split(","))
+    unknown = [name for name in names if name not in VARIANTS]
+    if unknown:
+        raise ValueError(f"variants must be among {', '.join(VARIANTS)}; got {', '.join(map(repr, unknown))}")
+    return names
+
+
+def _finish(console: Console, folder: Path, outcome: Outcome) -> None:
+    rows: list[Row] = outcome.rows
+    if rows:
+        with user_errors():
+            report = write_report(folder, rows, outcome.notes)
+        console.print("\n[bold]Measured[/] (medians; the fastest of ours, its variant in brackets)")
+        view.show_cases(console, rows)
+        console.print()
+        view.show_suites(console, duels(rows))
+        console.print()
+        view.show_findings(console, rows, outcome.notes)
+        console.print(f"\nReport: {report}\nRows:   {folder}", highlight=False, soft_wrap=True)
+    if outcome.failures:
+        typer.echo(f"{len(outcome.failures)} variants are wrong:", err=True)
+        for failure in outcome.failures:
+            typer.echo(f"  {failure}", err=True)
+        raise typer.Exit(1)
+    if not rows:
+        raise UserError("nothing was measured: " + "; ".join(outcome.notes))
