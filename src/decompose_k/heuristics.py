@@ -48,7 +48,7 @@ def predict_microseconds(config: Config, problem: Problem, device: Device) -> fl
         return _predict_torch(problem, device)
     if config.kernel == "dot":
         return _predict_dot(config, problem, device)
-    cost = _COSTS[_arithmetic(config, problem)]
+    cost = _COSTS.get((_arithmetic(config, problem), config.launch)) or _COSTS[_arithmetic(config, problem), ANY]
     tiles = ceil_divide(problem.m, config.block_m) * ceil_divide(problem.n, config.block_n)
     blocks = k_blocks(config, problem)
     splits = ceil_divide(problem.k, blocks * config.block_k)
@@ -64,9 +64,10 @@ def predict_microseconds(config: Config, problem: Problem, device: Device) -> fl
         + cost.workspace * 4e-6 * splits * problem.m * problem.n
         + cost.splits * splits * 1e-2
         + cost.blocks * (blocks - 1) * 1e-1
-        + cost.underfill * max(0.0, 1.0 - waves)
+        + cost.more_waves * max(0.0, waves - 1.0)
+        + (cost.thin_rows if config.block_n * problem.b_dtype.itemsize < 64 and problem.b_layout == "row" else 0.0)
+        + (cost.prefetch_a if "a" in config.prefetch else 0.0)
         + (0.0 if config.num_warps == _usual_warps(config) else 0.03)
-        + (cost.static_b if config.launch == "static_b" else 0.0)
     )
 
 
@@ -75,27 +76,32 @@ class _Costs:
     """Microseconds of a pair on an H200.
 
     Of a call, per microsecond of unique bytes, per 100 kB and per million multiply-adds of one multiprocessor, per MB
-    of workspace, per 100 splits, per 10 K blocks, of an empty device, and of a static launch against wait-first.
+    of workspace, per 100 splits, per 10 K blocks, per wave beyond the first, of rows of b shorter than 64 bytes, and of
+    prefetching a.
     """
 
     start: float
-    unique: float
-    tile_bytes: float
-    multiply: float
-    workspace: float
-    splits: float
-    blocks: float
-    underfill: float
-    static_b: float
+    unique: float = 0.0
+    tile_bytes: float = 0.0
+    multiply: float = 0.0
+    workspace: float = 0.0
+    splits: float = 0.0
+    blocks: float = 0.0
+    more_waves: float = 0.0
+    thin_rows: float = 0.0
+    prefetch_a: float = 0.0
 
 
+ANY = "any"
 _COSTS = {
-    "half": _Costs(2.27, 1.01, 1.51, 0.0, 0.62, 0.41, 1.4, 0.3, -0.56),
-    "mixed tf32x3": _Costs(2.30, 0.3, 2.05, 2.27, 0.83, 0.78, 2.22, 0.3, -0.48),
-    "fp32 tf32x3": _Costs(2.52, 0.3, 4.84, 0.0, 0.39, 0.75, 2.79, 9.9, 0.0),
-    "ieee": _Costs(2.2, 0.67, 5.6, 1.0, 0.9, 0.55, 1.0, 0.44, 0.0),
-    "tf32": _Costs(2.3, 0.5, 2.4, 0.0, 0.6, 0.6, 2.0, 2.0, -0.3),
-    "fp64": _Costs(2.3, 0.5, 4.0, 10.0, 0.9, 0.6, 2.0, 0.5, 0.0),
+    ("half", "static_b"): _Costs(2.0, 0.88, 0.2, 0.0, 1.03, 0.13),
+    ("half", ANY): _Costs(2.58, 1.24, 0.8, 0.0, 0.48, 0.05, more_waves=0.34, thin_rows=0.13, prefetch_a=-0.16),
+    ("mixed tf32x3", "static_b"): _Costs(0.95, 0.75, 2.41, 3.61, 1.2, 0.59),
+    ("mixed tf32x3", ANY): _Costs(2.75, 0.3, 2.05, 2.27, 0.83, 0.78, 2.22),
+    ("fp32 tf32x3", ANY): _Costs(3.1, 2.41, 0.0, 0.0, 1.06, 0.28, 3.26),
+    ("ieee", ANY): _Costs(2.06, 1.44, 7.5, 0.0, 1.96, 0.22),
+    ("tf32", ANY): _Costs(2.3, 0.5, 2.4, 0.0, 0.6, 0.6, 2.0),
+    ("fp64", ANY): _Costs(2.3, 0.5, 4.0, 10.0, 0.9, 0.6, 2.0),
 }
 
 
