@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "decompose_k"
 ORDER = (
     *("_version", "dtypes", "epilogue", "overlap", "problem", "config", "device", "settings", "shapes"),
     *("reference", "kernels", "legality", "heuristics", "timing", "arguments", "entries", "store", "cache", "plan"),
-    *("explain", "record", "execute", "accuracy", "search", "compiling", "tuner", "calls", "autograd", "ops", "api"),
+    *("explain", "record", "execute", "calls", "accuracy", "search", "compiling", "tuner", "autograd", "ops", "api"),
     *("contract", "verify", "__init__", "bench", "cli", "__main__"),
 )
 # Where a package may be imported as a module is: elsewhere it would make `import decompose_k` heavy, or need an extra.
