@@ -76,7 +76,7 @@ def gpu(monkeypatch, timer):
 
     execute = accuracy.execute
     monkeypatch.setattr(
-        accuracy, "execute", lambda a, b, bias, options: execute(a, b, bias, options._replace(config=MM))
+        accuracy, "execute", lambda a, b, bias, options, keep: execute(a, b, bias, options._replace(config=MM))
     )
     monkeypatch.setattr(accuracy, "_mm_to_fp32", accuracy.mm_of_copies(FP32, FP32))
     monkeypatch.setattr(tuner, "compile_ahead", compile_ahead)
