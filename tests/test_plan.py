@@ -162,18 +162,18 @@ def test_the_environment_may_name_the_backend(heuristics, monkeypatch):
 
 
 def test_explain_on_a_gpu(heuristics):
-    problem = dk.Problem.make(64, 64, 32768)
+    problem = dk.Problem.make(64, 64, 16384)
     explanation = dk.explain(problem, H200)
-    assert explanation.bytes == 2 * (64 * 32768 * 2) + 64 * 64 * 2
-    assert explanation.flops == 2 * 64 * 64 * 32768
+    assert explanation.bytes == 2 * (64 * 16384 * 2) + 64 * 64 * 2
+    assert explanation.flops == 2 * 64 * 64 * 16384
     assert explanation.roofline_seconds == pytest.approx(explanation.bytes / 4.8e12)
     assert explanation.waves == pytest.approx(4 * 4 * 16 / 132)
     assert explanation.workspace_bytes == 16 * 64 * 64 * 4
     text = str(explanation)
     for part in (
-        "[64, 32768] bf16",
+        "[64, 16384] bf16",
         "stub H200",
-        "1.75 us",
+        "0.88 us",
         str(PAIR),
         "first candidate",
         str(OTHER_PAIR),
