@@ -20,8 +20,22 @@ SOURCE = Path(__file__).parents[1] / "src" / "decompose_k"
 # do.
 ORDER = (
     *("_version", "dtypes", "epilogue", "overlap", "problem", "config", "device", "settings", "shapes"),
-    *("reference", "kernels", "legality", "heuristics", "timing", "arguments", "entries", "store", "cache", "plan"),
-    *("explain", "record", "execute", "calls", "accuracy", "search", "compiling", "tuner", "autograd", "ops", "api"),
+    *("reference", "kernels", "legality", "costs", "heuristics", "timing", "arguments", "entries", "store", "cache"),
+    *(
+        "plan",
+        "explain",
+        "record",
+        "execute",
+        "calls",
+        "accuracy",
+        "search",
+        "compiling",
+        "tuner",
+        "warm",
+        "autograd",
+        "ops",
+        "api",
+    ),
     *("contract", "verify", "__init__", "bench", "cli", "__main__"),
 )
 # Where a package may be imported as a module is: elsewhere it would make `import decompose_k` heavy, or need an extra.

@@ -11,6 +11,7 @@ from decompose_k.problem import Problem
 from decompose_k.record import Recording, record
 from decompose_k.tuner import Tuned, tune
 from decompose_k.verify import Check, verify
+from decompose_k.warm import warmup
 
 __all__ = [
     "Candidate",
@@ -31,4 +32,5 @@ __all__ = [
     "record",
     "tune",
     "verify",
+    "warmup",
 ]

@@ -110,6 +110,23 @@ def remembered(problem: Problem, device: Device) -> tuple[Remembered, ...]:
     return tuple(found)
 
 
+def remembered_kin(problem: Problem, device: Device) -> tuple[Remembered, ...]:
+    """What is remembered of the same product with another bias or activation, which hardly change what is fastest."""
+    problem_class, bare = class_of(problem), _without_epilogue(key_of(problem))
+    shipped = _file_entries(shipped_folder() / file_name(device, problem_class), device, shipped=True)
+    found = []
+    for origin, table in ((TUNED, _user_entries(device, problem_class)), (SHIPPED, shipped)):
+        for key in sorted(table):
+            entry = _checked(key, table[key]) if _without_epilogue(key) == bare else None
+            if entry is not None:
+                found.append(Remembered(entry, origin))
+    return tuple(found)
+
+
+def _without_epilogue(key: str) -> str:
+    return " ".join(word for word in key.split() if not word.startswith(("bias_dtype=", "activation=")))
+
+
 def remember(entries: Sequence[Entry], device: Device, *, save: bool = True) -> bool:
     """Keep entries for this process, and in the user's files; False where these could not be written.
 

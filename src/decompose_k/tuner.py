@@ -122,7 +122,7 @@ def tune(
     """
     wanted = _buckets(problems)
     _check_arguments(budget, jobs, repetitions, most_candidates, progress, save, force)
-    place = _place(wanted, device)
+    place = place_of(wanted, device)
     run = _Run(
         place,
         Device.of(place),
@@ -338,7 +338,8 @@ def _check_arguments(
             raise TypeError(f"{name} must be True or False; got {value!r}")
 
 
-def _place(problems: Sequence[Problem], device: Any) -> torch.device:
+def place_of(problems: Sequence[Problem], device: Any) -> torch.device:
+    """The torch device to work on, by default the current one of the problems' type; raises where there is none."""
     if device is not None and not isinstance(device, (str, torch.device)):
         raise TypeError(f"device must be a torch.device, a string or None; got {type(device).__name__}")
     kinds = sorted({problem.device_type for problem in problems})
