@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "decompose_k"
 # A module may import those before it. `kernels` and `bench` are packages: inside them any order without a circle will
 # do.
 ORDER = (
-    *("_version", "dtypes", "epilogue", "overlap", "problem", "config", "device", "settings", "shapes"),
+    *("_version", "dtypes", "epilogue", "overlap", "problem", "config", "device", "settings", "shapes", "registers"),
     *("reference", "kernels", "legality", "heuristics", "timing", "arguments", "plan", "execute", "autograd", "ops"),
     *("api", "contract", "verify", "__init__", "bench", "cli", "__main__"),
 )
