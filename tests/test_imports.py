@@ -20,23 +20,20 @@ SOURCE = Path(__file__).parents[1] / "src" / "decompose_k"
 # do.
 ORDER = (
     *("_version", "dtypes", "epilogue", "overlap", "problem", "config", "device", "settings", "shapes"),
-    *("reference", "kernels", "legality", "costs", "heuristics", "timing", "arguments", "entries", "store", "cache"),
     *(
-        "plan",
-        "explain",
-        "record",
-        "execute",
-        "calls",
-        "accuracy",
-        "search",
-        "compiling",
-        "tuner",
-        "warm",
-        "autograd",
-        "ops",
-        "api",
+        "reference",
+        "kernels",
+        "registers",
+        "legality",
+        "costs",
+        "heuristics",
+        "timing",
+        "arguments",
+        "entries",
+        "store",
     ),
-    *("contract", "verify", "__init__", "bench", "cli", "__main__"),
+    *("cache", "plan", "explain", "record", "execute", "calls", "accuracy", "search", "compiling", "tuner", "warm"),
+    *("autograd", "ops", "api", "contract", "verify", "__init__", "bench", "cli", "__main__"),
 )
 # Where a package may be imported as a module is: elsewhere it would make `import decompose_k` heavy, or need an extra.
 HOMES = {

@@ -10,10 +10,6 @@ from targets import TARGETS
 
 SHIPPED = shipped()
 
-# Bytes of stack a thread. The compiler puts a few words there that no loop touches; a tile that does not fit costs
-# hundreds. None at all is the aim: 8 to 24 bytes remain in a few lower-ranked configs.
-NEGLIGIBLE_SPILL = 128
-
 
 @pytest.fixture(scope="module")
 def answers(compile_pool):
@@ -27,7 +23,8 @@ def test_compiles_within_the_limits(answers, launch):
     assert "error" not in answer, answer["error"]
     assert len(answer["kernels"]) == (1 if launch.config.kernel == "dot" else 2)
     for kernel in answer["kernels"]:
-        assert kernel["spills"] <= NEGLIGIBLE_SPILL, f"{launch.config} spills: {kernel}"
+        assert kernel["spills"] == 0, f"{launch.config} does not fit into the registers: {kernel}"
+        assert kernel["stack"] == 0 or launch.rank != "first", f"the default {launch.config} uses the stack: {kernel}"
         assert kernel["shared"] <= TARGETS[launch.target].shared_limit, f"{launch.config} takes too much: {kernel}"
         assert kernel["grid_fits"], str(kernel)
         assert kernel["waits"] == (launch.config.launch != "plain"), str(kernel)
