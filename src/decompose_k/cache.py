@@ -174,18 +174,20 @@ def clear(device: Device | None = None) -> tuple[Path, ...]:
     return removed
 
 
-def export(folder: Path, device: Device) -> tuple[Path, ...]:
+def export(folder: Path, device: Device, *, most_timings: int | None = None) -> tuple[Path, ...]:
     """Write the user's entries that count on a device into a folder, in the form in which the package ships them.
 
     Args:
         folder: where to; made if it is not there.
         device: whose.
+        most_timings: how many timings of an entry are written, the fastest and torch's; all by default.
 
     Raises:
         OSError: the folder cannot be written.
     """
     written = []
-    for problem_class, raw in _by_class(user_entries(device)).items():
+    kept = [entry if most_timings is None else entry.shortened(most_timings) for entry in user_entries(device)]
+    for problem_class, raw in _by_class(kept).items():
         path = folder / file_name(device, problem_class)
         store.write(path, Document(Header.of(device), raw))
         written.append(path)
