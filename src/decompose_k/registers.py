@@ -1,8 +1,8 @@
 """Registers that a thread of a Triton kernel needs, estimated before compiling: a tile that does not fit would spill.
 
-The estimates are fitted to what Triton 3.6 and 3.9 report for 6000 compiled kernels, on sm_80, sm_90, sm_100 and gfx942
-(where nothing spilled). Above the limit lie all of those that do not fit into a thread's registers, and 5 % of the
-others. They follow from who holds what:
+The estimates are fitted to what Triton 3.6 and 3.9 report for 6900 compiled kernels, on sm_80, sm_90, sm_100 and gfx942
+(where nothing spilled). Above the limit lie all but one of those that do not fit into a thread's registers, and 4 % of
+the others. They follow from who holds what:
 
 - A sum is held by one thread, a value of an operand by the thread that loads it, until the tensor cores take it from
   shared memory.
@@ -12,7 +12,7 @@ others. They follow from who holds what:
 
 Not foreseen, and no reason to refuse a tile: NVIDIA's assembler may put a few words on the stack, long before 255
 registers, where that lets one more program share a multiprocessor. 2 % of the kernels below the limit have such words;
-told that a thread may have 255 registers, it leaves the stack alone in every one of them.
+told that a thread may have 255 registers, it leaves the stack alone.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ def _held(config: Config, problem: Problem, device: Device) -> float:
     if problem.accumulate_dtype == torch.float64:
         return 3 * (sums + loaded)
     if problem.precision is None and problem.a_dtype == problem.b_dtype:
-        return 2 * sums + (0.75 if config.num_stages > 1 and not is_hopper else 0.5) * loaded
+        loaded_of_a = config.block_k * config.block_m / threads
+        held = (0.75 if config.num_stages > 1 and not is_hopper else 0.5) * loaded
+        return sums + max(sums + held, 0.75 * loaded_of_a)
     if config.input_precision == "tf32x3":
         parts = (2.5 if is_hopper else 7.0) * loaded
-        return max(sums + parts, 1.05 * loaded + _parts_with_copies(config, problem, device))
+        return max(sums + parts, loaded + _parts_with_copies(config, problem, device))
     copied = (2 if is_hopper else 4) * loaded
     if config.input_precision == "tf32":
         return sums + copied
@@ -82,13 +84,13 @@ def _parts_with_copies(config: Config, problem: Problem, device: Device) -> floa
     """
     reads_b_from_shared = device.capability >= (9, 0) and config.block_m >= 64 and config.num_warps % 4 == 0
     # Three packed halves are 1.5 registers; the rest is what stays of the originals.
-    part = 2.0 if reads_b_from_shared else 1.5 if device.capability[0] == 9 else 1.75
+    part = 2.0 if reads_b_from_shared else 1.55 if device.capability[0] == 9 else 1.75
     # A bf16 operand is not cut, and read from shared memory piece by piece.
     a_part, b_part = (0.25 if dtype == torch.bfloat16 else part for dtype in (problem.a_dtype, problem.b_dtype))
     rows, columns = config.block_m, config.block_n
     if reads_b_from_shared:
         rows = max(16, rows // config.num_warps)
-        return rows * (2 * columns + a_part * config.block_k) / WARP
+        return rows * (2.2 * columns + a_part * config.block_k) / WARP
     if rows >= columns:
         rows = max(16, rows // config.num_warps)
     else:
