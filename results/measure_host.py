@@ -1,8 +1,8 @@
 """Measure the host's time of eager calls beside torch's: `PYTHONPATH=src python3 results/measure_host.py FILE`.
 
-Calls take turns in batches of a hundred, so that a drift of the machine hits all alike; the GPU is idle at the start of a
-batch and never full. One JSON line for each pair of ours and torch's: medians over the batches, in microseconds, and the
-ratio.
+Calls take turns in batches of a hundred, so that a drift of the machine hits all alike; the GPU is idle at the start of
+a batch and never full. One JSON line for each pair of ours and torch's: medians over the batches, in microseconds, and
+the ratio.
 """
 
 from __future__ import annotations
