@@ -11,9 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import decompose_k
+from decompose_k import store
 from decompose_k.config import INPUT_PRECISIONS, Config
 from decompose_k.device import Device
 from decompose_k.dtypes import dtype_from_name
+from decompose_k.entries import Entry
 from decompose_k.legality import is_legal
 from decompose_k.problem import Problem
 from decompose_k.registers import dot_registers, pair_registers
@@ -49,6 +52,7 @@ DOT_SPILLS = {
     "fp64_16_warps": (176, (2, 512, 16384, FP64, FP64), (2, 16384, 16)),
 }
 RECORDS = Path(__file__).parents[1] / "results" / "h200"
+SHIPPED = Path(decompose_k.__file__).parent / "data" / "tuned"
 
 
 def launch_of(device):
@@ -93,7 +97,7 @@ def recorded():
     rows = [json.loads(line) for file in sorted(RECORDS.glob("*.jsonl")) for line in file.read_text().splitlines()]
     found = {}
     for row in rows:
-        if row["ours"] and row["backend"] == "triton":
+        if row.get("ours") and row["backend"] == "triton":
             a_layout, b_layout = OPERAND_LAYOUTS[row["layout"]]
             a_dtype, b_dtype, out_dtype = (dtype_from_name(row[f"{name}_dtype"]) for name in ("a", "b", "out"))
             problem = Problem.make(
@@ -106,6 +110,23 @@ def recorded():
             )
             found[problem, Config.from_json(row["config"])] = None
     return list(found)
+
+
+def shipped():
+    """Every choice that comes with the package, and the device it was measured on."""
+    for file in SHIPPED.glob("*.json"):
+        document = store.read(file)
+        for values in document.entries.values():
+            yield Entry.from_json(values), document.header.device
+
+
+def test_every_shipped_choice_is_legal():
+    entries = list(shipped())
+    assert len(entries) > 700
+    refused = {
+        entry.key: str(entry.config) for entry, device in entries if is_legal(entry.config, entry.problem, device)
+    }
+    assert refused == {}
 
 
 def test_every_config_of_the_records_is_legal():
