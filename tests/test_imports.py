@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "decompose_k"
 ORDER = (
     *("_version", "dtypes", "epilogue", "overlap", "problem", "config", "device", "settings", "shapes"),
     *("reference", "kernels", "legality", "heuristics", "timing", "arguments", "plan", "execute", "autograd", "ops"),
-    *("api", "contract", "verify", "__init__", "bench", "cli", "__main__"),
+    *("api", "contract", "verify", "inductor", "__init__", "bench", "cli", "__main__"),
 )
 # Where a package may be imported as a module is: elsewhere it would make `import decompose_k` heavy, or need an extra.
 HOMES = {

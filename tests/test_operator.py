@@ -36,7 +36,7 @@ def test_symbolic_sizes_stay_symbolic_and_guard_nothing(device):
             for tensor in (a, b, bias)
         ]
         before = len(environment.guards)
-        result = OPERATOR(*fakes, 1.0, 1.0, "gelu", torch.float32)
+        result = OPERATOR(*fakes, 1.0, 1.0, "gelu", "fp32")
     assert isinstance(result.shape[0], torch.SymInt)
     assert result.shape[0].node.expr == fakes[0].shape[0].node.expr
     assert result.shape[1].node.expr == fakes[1].shape[1].node.expr
@@ -71,7 +71,7 @@ def test_out_dtype_has_gradients_a_cpu_kernel_and_vmap(dtype, out_dtype, device)
     a, b, _ = operands(m=3, k=300, dtype=dtype, device=device)
 
     def call(a, b):
-        return OPERATOR(a, b, None, 1.0, 1.0, None, out_dtype)
+        return OPERATOR(a, b, None, 1.0, 1.0, None, dtype_name(out_dtype))
 
     result = call(a, b)
     assert result.dtype == out_dtype
@@ -146,7 +146,8 @@ model = torch._inductor.aoti_load_package(sys.argv[1])
 for m, k in ((2, 64), (5, 96), (33, 2048)):
     generator = torch.Generator().manual_seed(m)
     a, b, bias = (torch.randn(shape, generator=generator) for shape in ((m, k), (k, 6), (6,)))
-    assert torch.equal(model(a, b, bias), dk.matmul(a, b, bias=bias, activation="silu") + 1), (m, k)
+    expected = dk.matmul(a, b, bias=bias, alpha=0.5, activation="silu", out_dtype=torch.float64) + 1
+    assert torch.equal(model(a, b, bias), expected), (m, k)
 print("equal")
 """
 
@@ -155,7 +156,7 @@ class Gate(torch.nn.Module):
     """A fused product and something after it for the compiler to generate."""
 
     def forward(self, a, b, bias):
-        return dk.matmul(a, b, bias=bias, activation="silu") + 1
+        return dk.matmul(a, b, bias=bias, alpha=0.5, activation="silu", out_dtype=torch.float64) + 1
 
 
 @needs_compiler

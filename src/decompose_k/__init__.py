@@ -1,5 +1,10 @@
 """Deterministic Decompose-K (split-K) matrix products for PyTorch: a small output, a long K, a fused epilogue."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from decompose_k._version import __version__
 from decompose_k.api import linear, matmul
 from decompose_k.config import Config
@@ -22,3 +27,10 @@ __all__ = [
     "plan",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # torch's compiler takes a second to import, which only those who compile should spend.
+    if name == "inductor":
+        return importlib.import_module("decompose_k.inductor")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
