@@ -172,7 +172,7 @@ class _TransformedProduct(torch.autograd.Function):
         info: Any, in_dims: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options
     ) -> Any:
         call = functools.partial(product, options=options)
-        return _batched(call, info.batch_size, in_dims[:3], a, b, bias)
+        return batched(call, info.batch_size, in_dims[:3], a, b, bias)
 
 
 def _by_operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
@@ -236,10 +236,10 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], a: Any, b: Any, bias: Any 
         return torch.ops.decompose_k.matmul(*tensors, *values)
 
     dims = (*in_dims[:3], None)[:3]
-    return _batched(call, info.batch_size, dims, a, b, bias)
+    return batched(call, info.batch_size, dims, a, b, bias)
 
 
-def _batched(
+def batched(
     call: Any,
     size: int,
     dims: tuple[int | None, ...],
@@ -278,10 +278,12 @@ def _rows_of_bias(bias: torch.Tensor | None, dim: int | None, size: int, m: int)
     return stacked.expand(size, m, stacked.shape[2]).reshape(size * m, stacked.shape[2])
 
 
-def _autocast_rule(key: torch._C.DispatchKey) -> Any:
-    def rule(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *values: Any) -> Any:
+def autocast_rule(key: torch._C.DispatchKey, operator: Any) -> Any:
+    """An operator's kernel under autocast: its first two tensors in the autocast dtype, as for torch.mm."""
+
+    def rule(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            return torch.ops.decompose_k.matmul(autocast_operand(a), autocast_operand(b), bias, *values)
+            return operator(autocast_operand(a), autocast_operand(b), *rest)
 
     return rule
 
@@ -298,7 +300,7 @@ def _register() -> Any:
     torch_library: Any = torch.library
     library = torch_library.Library("decompose_k", "FRAGMENT")
     for key in (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA):
-        library.impl("matmul", _autocast_rule(key), key.name)
+        library.impl("matmul", autocast_rule(key, torch.ops.decompose_k.matmul), key.name)
     return library
 
 

@@ -12,7 +12,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import decompose_k as dk
-from decompose_k.inductor import graph_pass, install
+from decompose_k.inductor import graph_pass, slots
 from decompose_k.inductor.graph_pass import DecomposeKPass
 from support import random
 
@@ -76,7 +76,7 @@ def test_contexts_nest():
         outer = slot()
         with dk.inductor.enable("wins"):
             assert slot().where == "wins"
-            assert slot().previous is None
+            assert slot().previous == ()
         assert slot() is outer
         assert outer.is_active
     assert slot() is None
@@ -158,7 +158,9 @@ def test_a_pass_that_wraps_ours_keeps_its_place_and_ours_does_nothing():
 
 def test_uuid_is_stable_and_tells_settings_apart(monkeypatch):
     def uuid(where="wins", previous=None):
-        return DecomposeKPass(where, previous).uuid()
+        made = DecomposeKPass(where)
+        made.previous = slots.passes_in(previous)
+        return made.uuid()
 
     base = uuid()
     assert base == uuid()
@@ -173,7 +175,7 @@ def test_uuid_is_stable_and_tells_settings_apart(monkeypatch):
     monkeypatch.setattr(graph_pass, "fingerprint", lambda: "other code")
     others.append(uuid())
     monkeypatch.undo()
-    off = DecomposeKPass("wins", None)
+    off = DecomposeKPass("wins")
     off.is_active = False
     others.append(off.uuid())
     assert all(others)
@@ -181,8 +183,10 @@ def test_uuid_is_stable_and_tells_settings_apart(monkeypatch):
 
 
 def test_an_earlier_pass_without_a_uuid_turns_caches_off():
-    assert DecomposeKPass("wins", Foreign("")).uuid() is None
-    assert DecomposeKPass("wins", (Foreign("1"), lambda graph: None)).uuid() is None
+    for earlier in ((Foreign(""),), (Foreign("1"), lambda graph: None)):
+        made = DecomposeKPass("wins")
+        made.previous = earlier
+        assert made.uuid() is None
 
 
 def test_the_fingerprint_is_of_the_code(tmp_path):
@@ -201,7 +205,7 @@ def test_reports_outlive_their_pass():
     assert "because it was asked for everywhere; not further: it is a result of the graph" in text
     with dk.inductor.enable():
         assert dk.inductor.report().decisions == ()
-    assert len(install._passes) == 1
+    assert len(slots._passes) == 1
 
 
 class Mlp(torch.nn.Module):

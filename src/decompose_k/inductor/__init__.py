@@ -1,6 +1,8 @@
 """Decompose-K under `torch.compile`: `enable()` rewrites the products of models, `report()` says which and why."""
 
-from decompose_k.inductor.install import Enabled, disable, enable, is_enabled, report
+from decompose_k.inductor.autotuning import Autotuned, autotune
 from decompose_k.inductor.report import Decision, Report
+from decompose_k.inductor.slots import Installed
+from decompose_k.inductor.switch import disable, enable, is_enabled, report
 
-__all__ = ["Decision", "Enabled", "Report", "disable", "enable", "is_enabled", "report"]
+__all__ = ["Autotuned", "Decision", "Installed", "Report", "autotune", "disable", "enable", "is_enabled", "report"]

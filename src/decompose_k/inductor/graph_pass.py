@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from decompose_k._version import __version__
 from decompose_k.dtypes import dtype_name
@@ -29,53 +28,33 @@ from decompose_k.inductor.products import (
     product_of,
 )
 from decompose_k.inductor.report import Decision
+from decompose_k.inductor.slots import SlotPass
 from decompose_k.inductor.tails import Tail, tails_of
 from decompose_k.settings import default_backend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.fx import Graph, Node
 
 # Whether a node may be computed again in the backward: what is said of the product counts, not of its tail.
 _RECOMPUTE_KEYS = ("recompute", "ac_graph_id")
 
 
-class DecomposeKPass(CustomGraphPass):
-    """Rewrites the products of a graph, after the passes that were in its place before it.
+class DecomposeKPass(SlotPass):
+    """Rewrites the products of a graph that Decompose-K computes faster, or with `everywhere` all that it can."""
 
-    `decisions` grows by one entry for each product seen. `previous` is what torch's config slot held before: nothing,
-    another library's pass, or a sequence of them.
-    """
-
-    def __init__(self, where: str, previous: Any) -> None:
+    def __init__(self, where: str) -> None:
+        super().__init__()
         self.where = where
-        self.previous = previous
-        self.is_active = True
-        self.decisions: list[Decision] = []
 
-    def __call__(self, graph: Graph) -> None:
-        """Run the earlier passes, then rewrite what pays."""
-        for earlier in passes_in(self.previous):
-            earlier(graph)
-        if self.is_active:
-            self.decisions += rewrite(graph, self.where)
+    def rewrite(self, graph: Graph) -> list[Decision]:
+        """One operator for each product that pays."""
+        return rewrite(graph, self.where)
 
-    def uuid(self) -> Any:
-        """What torch keys its caches of compiled graphs by; None, which turns them off, where an earlier pass has none.
-
-        It changes with this package's code, the settings and the backend that `auto` stands for.
-        """
-        earlier = [_uuid_of(entry) for entry in passes_in(self.previous)]
-        if any(not uuid for uuid in earlier):
-            return None
-        own = f"{__version__}-{fingerprint()}-{self.where}-{default_backend()}" if self.is_active else "off"
-        return ("decompose_k", own, *earlier)
-
-
-def passes_in(slot: Any) -> tuple[Any, ...]:
-    """The passes that a config slot holds: none, one, or, in newer torch, several."""
-    if slot is None:
-        return ()
-    return tuple(slot) if isinstance(slot, (list, tuple)) else (slot,)
+    def key(self) -> str:
+        """This package's code, the settings, and the backend that `auto` stands for."""
+        return f"{__version__}-{fingerprint()}-{self.where}-{default_backend()}"
 
 
 def rewrite(graph: Graph, where: str) -> list[Decision]:
@@ -103,7 +82,7 @@ def _rewrite_product(graph: Graph, product: Product, where: str, erased: set[Nod
         if candidate is None:
             continue
         for tail in tails_of(candidate):
-            if _spans_a_write(candidate, tail):
+            if spans_a_write(candidate, tail):
                 continue
             verdict = judge(candidate, tail, where)
             reason = reason or verdict.reason
@@ -123,21 +102,35 @@ def _rewrite_product(graph: Graph, product: Product, where: str, erased: set[Nod
 
 
 def _replace(graph: Graph, product: Product, tail: Tail, erased: set[Node]) -> bool:
-    """Put one operator in the place of a product and its tail; False where its strides would not be the graph's."""
-    with graph.inserting_before(tail.last):
+    def make() -> Node:
         a, b = product.a.build(graph), product.b.build(graph)
         bias = None
         if tail.bias is not None:
             bias = build_bias(graph, tail.bias, product.value.shape[0], tail.last)
-        m, n = product.value.shape
         args = (a, b, bias, tail.alpha, tail.beta, tail.activation, dtype_name(tail.out_dtype))
-        # The value is made here rather than by the operator, which would heed an autocast of the compiling thread.
-        value = product.a.value.new_empty((m, n), dtype=tail.out_dtype)
-        result = call(graph, tail.last, torch.ops.decompose_k.matmul.default, args, value)
-        for key in _RECOMPUTE_KEYS:
-            if key in product.node.meta:
-                result.meta[key] = product.node.meta[key]
-        made = [result]
+        return make_result(graph, product, tail, torch.ops.decompose_k.matmul.default, args)
+
+    return put_in_place(graph, tail, make, erased)
+
+
+def make_result(graph: Graph, product: Product, tail: Tail, target: Any, args: tuple[Any, ...]) -> Node:
+    """The node of an operator that computes a product and its tail, [M, N] of the tail's dtype."""
+    # The value is made here rather than by the operator, which would heed an autocast of the compiling thread.
+    value = product.a.value.new_empty(tuple(product.value.shape), dtype=tail.out_dtype)
+    result = call(graph, tail.last, target, args, value)
+    for key in _RECOMPUTE_KEYS:
+        if key in product.node.meta:
+            result.meta[key] = product.node.meta[key]
+    return result
+
+
+def put_in_place(graph: Graph, tail: Tail, make: Callable[[], Node], erased: set[Node]) -> bool:
+    """Put the node that `make` makes in the place of a product and its tail, seen through the tail's changes of shape.
+
+    False where its strides would not be the graph's. What is superfluous then is erased and added to `erased`.
+    """
+    with graph.inserting_before(tail.last):
+        made = [make()]
         for shape_call in tail.shape_calls:
             made.append(replay(graph, shape_call, made[-1]))
     if strides_of(made[-1].meta["val"]) != strides_of(tail.last.meta["val"]):
@@ -152,7 +145,7 @@ def _replace(graph: Graph, product: Product, tail: Tail, erased: set[Node]) -> b
     return True
 
 
-def _spans_a_write(product: Product, tail: Tail) -> bool:
+def spans_a_write(product: Product, tail: Tail) -> bool:
     """Whether memory is written between the product and the end of its tail, where the operator will read instead."""
     node = product.node
     while node is not tail.last:
@@ -165,10 +158,6 @@ def _spans_a_write(product: Product, tail: Tail) -> bool:
 def _left(node: Node, operands: str, reason: str, operator: str = "") -> Decision:
     name = operator or str(node.target).removeprefix("aten.").partition(".")[0]
     return Decision(name, operands, place_of(node), False, reason)
-
-
-def _uuid_of(entry: Any) -> Any:
-    return entry.uuid() if isinstance(entry, CustomGraphPass) else None
 
 
 @functools.cache
