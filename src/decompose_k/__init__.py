@@ -1,9 +1,7 @@
 """Deterministic Decompose-K (split-K) matrix products for PyTorch: a small output, a long K, a fused epilogue."""
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from decompose_k._version import __version__
 from decompose_k.api import linear, matmul
@@ -29,8 +27,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # torch's compiler takes a second to import, which only those who compile should spend.
-    if name == "inductor":
-        return importlib.import_module("decompose_k.inductor")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if _TYPE_CHECKING:
+    from decompose_k import inductor as inductor
+else:
+
+    def __getattr__(name):
+        # torch's compiler takes a second to import, which only those who compile should spend.
+        if name == "inductor":
+            return _importlib.import_module("decompose_k.inductor")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

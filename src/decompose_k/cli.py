@@ -1,4 +1,4 @@
-"""The command line `decompose-k`: demo, bench, verify, explain and info."""
+"""The command line `decompose-k`: demo, bench, verify, explain, inspect and info."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -211,6 +211,28 @@ def explain(
         )
         explanation = explain_problem(problem, where)
     typer.echo(json.dumps(explanation.to_json(), indent=2) if as_json else str(explanation))
+
+
+@app.command()
+def inspect(
+    m: Annotated[int, typer.Argument(metavar="M", help="Rows of a.")],
+    n: Annotated[int, typer.Argument(metavar="N", help="Columns of b.")],
+    k: Annotated[int, typer.Argument(metavar="K", help="The reduced dimension.")],
+    dtype: Annotated[str, typer.Option(help="Dtype of all tensors.")] = "bf16",
+    activation: Annotated[str | None, typer.Option(help=f"{', '.join(ACTIVATIONS)}.")] = None,
+    layout: Annotated[str, typer.Option(help="NN, or NT for a linear layer's weight.")] = "NT",
+    mode: Annotated[str, typer.Option(help="Mode of torch.compile.")] = "default",
+    dynamic_m: Annotated[bool, typer.Option("--dynamic-m", help="Compile for any M.")] = False,
+    device: DeviceOption = "auto",
+    output: OutputOption = Path("decompose-k-inspect"),
+) -> None:
+    """Say what torch.compile does with a product by itself and with Decompose-K enabled, and save both programs."""
+    from decompose_k.inductor import inspect_product
+
+    with _user_errors():
+        options: dict[str, Any] = {"activation": activation, "layout": layout, "mode": mode, "dynamic_m": dynamic_m}
+        found = inspect_product(m, n, k, dtype_from_name(dtype), device=parse_device(device), **options)
+        typer.echo(f"{found}\ncode     {', '.join(map(str, found.save(output)))}")
 
 
 @app.command()
