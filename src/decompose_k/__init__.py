@@ -31,7 +31,7 @@ if _TYPE_CHECKING:
     from decompose_k import inductor as inductor
 else:
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> object:
         # torch's compiler takes a second to import, which only those who compile should spend.
         if name == "inductor":
             return _importlib.import_module("decompose_k.inductor")

@@ -23,6 +23,8 @@ WHOLE_COPY_BYTES = 16 << 20
 
 # cuBLAS adds up a chunk in one accumulator: longer ones round worse than torch.mm, which splits K by itself.
 CUDA_CHUNK = 128
+# A large output fills a GPU by itself, and torch.mm then has one accumulator too; its partials would take gigabytes.
+LARGE_OUTPUT = 1 << 17
 # BLAS sums a single row one product after the other: a chain this short is as accurate as its product of many rows.
 INVARIANT_CHUNK = 256
 
@@ -164,6 +166,8 @@ def _product(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     is_small = not a.is_cuda and k * (m + n) * wide.itemsize <= WHOLE_COPY_BYTES
     if config.kernel == "mm" and (a.dtype == b.dtype == wide or is_small):
         return torch.mm(a.to(wide), b.to(wide))
+    if config.kernel == "mm" and a.is_cuda and a.dtype == b.dtype and a.dtype in HALVES and m * n >= LARGE_OUTPUT:
+        return torch.mm(a, b, out_dtype=wide)
     chunk = -(-k // (config.split_k if config.kernel == "bmm_sum" else 1))
     if a.is_cuda:
         chunk = min(chunk, CUDA_CHUNK)
