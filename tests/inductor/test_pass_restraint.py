@@ -151,6 +151,46 @@ def test_a_write_between_product_and_tail_keeps_them_apart():
     torch.testing.assert_close(module(x.clone(), w), torch.relu(x @ w))
 
 
+def test_a_write_between_widening_and_product_keeps_the_wide_operand():
+    def model(x, w):
+        wide = torch.ops.prims.convert_element_type.default(x, torch.float32)
+        torch.ops.aten.mul_.Tensor(x, 2)
+        return torch.ops.aten.mm.default(wide, w)
+
+    x, w = random((5, 40), torch.bfloat16), random((40, 6), torch.float32, seed=1)
+    module = make_graph(model, x.clone(), w)
+    (decision,) = rewrite(module.graph, "everywhere")
+    module.recompile()
+    assert decision.operands == "[5, 40] fp32 @ [40, 6] fp32"
+    torch.testing.assert_close(module(x.clone(), w), x.float() @ w)
+
+
+class SavedForLater(torch.autograd.Function):
+    """A product in the forward that only the backward uses."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x @ w.t())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (product,) = ctx.saved_tensors
+        return grad * torch.relu(product).sum(), None
+
+
+def test_a_tail_does_not_cross_into_the_backward():
+    x, w = x_and_w()
+    rewriter = Rewriter()
+    results = []
+    for call in (rewriter.compile(lambda x, w: SavedForLater.apply(x, w)), SavedForLater.apply):
+        leaf = x.clone().requires_grad_()
+        results.append(torch.autograd.grad(call(leaf, w).sum(), leaf)[0])
+    torch.testing.assert_close(*results)
+    (decision,) = rewriter.rewritten
+    assert (decision.fused, decision.ended) == ((), "only the backward goes on from here")
+
+
 def test_a_write_after_the_tail_does_no_harm():
     def model(x, w):
         result = torch.ops.aten.relu.default(torch.ops.aten.mm.default(x, w))

@@ -146,9 +146,12 @@ def put_in_place(graph: Graph, tail: Tail, make: Callable[[], Node], erased: set
 
 
 def spans_a_write(product: Product, tail: Tail) -> bool:
-    """Whether memory is written between the product and the end of its tail, where the operator will read instead."""
-    node = product.node
-    while node is not tail.last:
+    """Whether memory is written after the graph reads an operand and before the operator would, at the tail's end."""
+    return any(_writes_between(node, tail.last) for node in product.reads)
+
+
+def _writes_between(node: Node, last: Node) -> bool:
+    while node is not last:
         node = node.next
         if is_mutating(node):
             return True

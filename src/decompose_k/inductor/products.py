@@ -34,12 +34,14 @@ _BATCHED = (aten.bmm.default, aten.baddbmm.default)
 class Operand:
     """A matrix of the product: `source` behind `shape_calls`, in order, which have yet to be made where there are any.
 
-    `value` is its fake tensor. An operand that the graph widens first is taken before that: the sums keep its values.
+    `value` is its fake tensor. An operand that the graph widens first is taken before that, by `conversion`: the sums
+    keep its values.
     """
 
     source: Node
     value: torch.Tensor
     shape_calls: tuple[Node, ...] = ()
+    conversion: Node | None = None
 
     def build(self, graph: Graph) -> Node:
         """The node of the matrix."""
@@ -73,6 +75,12 @@ class Product:
         if value is None:
             raise ValueError(f"node must have a value; got {self.node}")
         return value
+
+    @property
+    def reads(self) -> tuple[Node, ...]:
+        """The nodes that read the operands as the graph has them."""
+        conversions = (operand.conversion for operand in (self.a, self.b))
+        return (self.node, *self.inner, *(node for node in conversions if node is not None))
 
     @property
     def operator(self) -> str:
@@ -194,7 +202,7 @@ def _narrow_source(operand: Operand) -> Operand | None:
     except (RuntimeError, ValueError, TypeError):
         # The conversion made a dense copy, and a view of the original does not exist.
         return None
-    return Operand(source, value, tuple(shape_calls))
+    return Operand(source, value, tuple(shape_calls), node)
 
 
 def _value_or_none(node: Node) -> Any:

@@ -91,7 +91,7 @@ def _extend(product: Product, tail: Tail) -> Tail | str:
         return f"the result is converted to {dtype_name(tail.out_dtype)}"
     if tail.activation is None:
         matched = match_activation(tail.last, tail.out_dtype)
-        if matched is not None:
+        if matched is not None and _is_on_its_side(product, matched[1][-1]):
             return _with_activation(product, tail, *matched)
     users = list(tail.last.users)
     if len(users) != 1:
@@ -99,6 +99,8 @@ def _extend(product: Product, tail: Tail) -> Tail | str:
     (user,) = users
     if user.op != "call_function":
         return "it is a result of the graph"
+    if not _is_on_its_side(product, user):
+        return "only the backward goes on from here"
     for step in (_with_shape, _with_conversion, _with_scale, _with_bias):
         longer = step(product, tail, user)
         if longer is not None:
@@ -248,6 +250,14 @@ def _has_rows(bias: torch.Tensor, result: torch.Tensor) -> bool:
 def _is_started(product: Product, tail: Tail) -> bool:
     """Whether anything but changes of shape has been added to the product."""
     return tail.activation is not None or tail.bias is not None or tail.alpha != product.alpha
+
+
+def _is_on_its_side(product: Product, node: Node) -> bool:
+    """Whether a node is in the forward like the product, or in the backward like it.
+
+    Fused across, the operator would move to the backward, which would have to keep its operands instead of its result.
+    """
+    return bool(node.meta.get("partitioner_tag") == product.node.meta.get("partitioner_tag"))
 
 
 def _own_dtype(product: Product) -> torch.dtype:
