@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decompose_k.accuracy import allowed_error, make_operands, random_matrix, relative_error, truth
+from decompose_k.accuracy import allowed_error, brief, make_operands, random_matrix, relative_error, truth
 from decompose_k.bench.rows import describe_dtypes
-from decompose_k.bench.variants import Variant, variants_of
+from decompose_k.bench.variants import variants_of
 from decompose_k.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from decompose_k.bench.cases import Case
+    from decompose_k.bench.variant import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A variant that raised, and what: a compiler that is missing, an interface that this torch lacks."""
+
+    case: Case
+    variant: Variant
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.case}: {self.variant.label}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,10 @@ class Checked:
         shape = self.case.shape
         return describe_dtypes(*map(dtype_name, (shape.a_dtype, shape.b_dtype, shape.out_dtype)))
 
+    def as_broken(self) -> Broken:
+        """Why this is not timed, where an alternative is less exact than we hold ourselves to."""
+        return Broken(self.case, self.variant, f"error {self.error:.2e}, allowed {self.bound:.2e}")
+
     def __str__(self) -> str:
         return f"{self.case}: {self.variant.label}: error {self.error:.2e}, allowed {self.bound:.2e}"
 
@@ -53,10 +70,19 @@ def make_inputs(case: Case, device: torch.device, generator: torch.Generator) ->
     return a, b
 
 
+def call_first(
+    case: Case, variants: Sequence[Variant], a: torch.Tensor, b: torch.Tensor
+) -> tuple[list[Variant], list[Broken]]:
+    """Call each variant once, which compiles what is to be compiled; those that work, and those that raised."""
+    reasons = [(variant, _failure(variant, a, b)) for variant in variants]
+    working = [variant for variant, reason in reasons if reason is None]
+    return working, [Broken(case, variant, reason) for variant, reason in reasons if reason is not None]
+
+
 def check(case: Case, variants: Sequence[Variant], a: torch.Tensor, b: torch.Tensor) -> list[Checked]:
     """Each variant's error; allowed is twice the first one's (torch's own), but at least what one rounding costs."""
     expected = truth(a, b, activation=case.activation)
-    errors = [relative_error(variant.call(a, b), expected) for variant in variants]
+    errors = [_error(variant, a, b, expected) for variant in variants]
     bound = allowed_error(errors[0], case.shape.out_dtype, case.shape.k)
     return [Checked(case, variant, error, errors[0], bound) for variant, error in zip(variants, errors, strict=True)]
 
@@ -65,3 +91,16 @@ def check_case(case: Case, device: torch.device, *, seed: int = 0) -> list[Check
     """Check the default variants of a case on random operands."""
     a, b = make_inputs(case, device, torch.Generator(device).manual_seed(seed))
     return check(case, variants_of(case, device), a, b)
+
+
+def _failure(variant: Variant, a: torch.Tensor, b: torch.Tensor) -> str | None:
+    try:
+        variant.call(a, b)
+    except Exception as error:  # noqa: BLE001 - a compiler fails in its own ways, and only its variant is lost
+        return brief(error)
+    return None
+
+
+def _error(variant: Variant, a: torch.Tensor, b: torch.Tensor, expected: torch.Tensor) -> float:
+    result = variant.call(a, b)
+    return relative_error(result, expected) if variant.error is None else variant.error(result, a, b)
