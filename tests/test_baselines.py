@@ -95,7 +95,7 @@ def test_a_limit_that_is_reached_is_an_error_and_not_eager_code():
 
     with torch._dynamo.config.patch(recompile_limit=1):
         Compiled(product)(torch.randn(2, 8), torch.randn(8, 3))
-        with pytest.raises(RuntimeError, match="fullgraph"):
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
             Compiled(product)(torch.randn(2, 16), torch.randn(16, 3))
 
 

@@ -16,6 +16,7 @@ from decompose_k.bench.cases import custom_case
 from decompose_k.bench.machine import Ceilings
 from decompose_k.bench.rows import append_jsonl, read_jsonl
 from decompose_k.cli import checking, measuring
+from decompose_k.cli.common import named_cases
 from decompose_k.verify import Check
 from rows_for_tests import pair
 
@@ -87,6 +88,27 @@ def test_bench_keeps_rows_unless_told(run, tmp_path, quick_ceilings):
     assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == before
     assert run(*arguments, "--overwrite")[0] == 0
     assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") != before
+
+
+def test_bench_measures_other_rows_of_a_model_and_static_weights_of_a_shape(run, tmp_path, quick_ceilings):
+    arguments = ("--model", "OLMoE", "--m", "3,5", "--variants", "torch", "--columns", "none")
+    assert run("bench", *arguments, "--repetitions", 1, "--device", "cpu", "-o", tmp_path)[0] == 0
+    assert [(row.name, row.m) for row in read_jsonl(tmp_path / "rows.jsonl")] == [("OLMoE", 3), ("OLMoE", 5)]
+    (case,) = named_cases(None, ["4x8x64"], None, None, None, "NT", None, True)
+    assert case.static_weight
+
+
+@pytest.mark.parametrize(("after", "code"), [(5.0, 0), (4.0, 0), (8.0, 1)], ids=["same", "faster", "slower"])
+def test_bench_compare_exits_by_what_became_of_ours(run, tmp_path, after, code):
+    for name, ours in (("a", 5.0), ("b", after)):
+        (tmp_path / name).mkdir()
+        append_jsonl(tmp_path / name / "rows.jsonl", pair(10, ours, spread=0.01))
+    exit_code, out, err = run("bench", "compare", tmp_path / "a", tmp_path / "b" / "rows.jsonl")
+    assert exit_code == code
+    assert ("1 of ours became slower" in err) == (code == 1)
+    assert {5.0: "2 same", 4.0: "faster", 8.0: "slower"}[after] in out
+    out = run("bench", "compare", tmp_path / "a", tmp_path / "b", "--only-changes")[1]
+    assert out.count("16x16x8192") == (after != 5.0)
 
 
 def test_demo_checks_measures_and_reports(run, tmp_path, monkeypatch, quick_ceilings):
@@ -168,6 +190,9 @@ WRONG_USE = {
     "bad-index": (("verify", "--device", "cuda:first"), "cuda:INDEX"),
     "cpu-index": (("verify", "--device", "cpu:1"), "device must be"),
     "missing-rows": (("bench", "--from", "no-such-rows.jsonl"), "no-such-rows.jsonl"),
+    "compare-one": (("bench", "compare", "a.jsonl"), "after"),
+    "compare-missing": (("bench", "compare", "a.jsonl", "b.jsonl"), "a.jsonl"),
+    "no-such-bench": (("bench", "comprae"), "comprae"),
     "explain-missing": (("explain", "16", "16"), "K"),
     "explain-negative": (("explain", "16", "16", "--", "-5"), "k must be an integer >= 0; got -5"),
     "explain-text": (("explain", "a", "16", "16"), "'M'"),

@@ -58,6 +58,30 @@ FLOOR_WAIT_FIRST = "floor-wait-first"
 FLOOR_STATIC = "floor-static"
 FLOORS = (FLOOR_PLAIN, FLOOR_WAIT_FIRST, FLOOR_STATIC)
 
+# How a variant is called where there is room for a few words only.
+TITLES = {
+    TORCH: "torch eager",
+    TORCH_CAST: "torch, fp32 copies",
+    COMPILED_SPLIT: "compiled bmm + sum",
+    COMPILED: "torch.compile",
+    COMPILED_MAX: "max-autotune",
+    COMPILED_MAX_NO_GRAPHS: "max-autotune-no-cudagraphs",
+    CUSTOM_OP: "custom op mm",
+    CUSTOM_OP_FUSED: "custom op mm_relu",
+    AUTO: "Decompose-K",
+    STATIC: "Decompose-K, static weight",
+    SPLIT: "Decompose-K in torch",
+    UNFUSED: "Decompose-K, unfused",
+    GENERATION_3: "generation 3",
+    GENERATION_2: "generation 2",
+    GENERATION_2_UNFUSED: "generation 2, unfused",
+    GENERATION_1: "generation 1",
+    GENERATION_1_UNFUSED: "generation 1, unfused",
+    FLOOR_PLAIN: "read floor",
+    FLOOR_WAIT_FIRST: "read floor, dependent launch",
+    FLOOR_STATIC: "read floor, static weight",
+}
+
 VARIANTS = (*BASELINES, *OURS, *FLOORS)
 DEFAULT_VARIANTS = (TORCH, TORCH_CAST, AUTO, STATIC, SPLIT)
 

@@ -13,6 +13,7 @@ from decompose_k._version import __version__
 from decompose_k.bench import console as view
 from decompose_k.bench.cases import demo_cases, demo_checks
 from decompose_k.bench.columns import COLUMNS
+from decompose_k.bench.compare import compare, read_rows
 from decompose_k.bench.demo import run_checks, run_demo
 from decompose_k.bench.report import write_report
 from decompose_k.bench.rows import Row, read_jsonl
@@ -68,7 +69,16 @@ def demo(
     _finish(console, output, outcome)
 
 
-def bench(
+bench = typer.Typer(
+    help="Measure suites or shapes into rows, plots and a report; `bench compare A B` compares two runs.",
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
+
+
+@bench.callback()
+def measure(
+    context: typer.Context,
     suites: SuiteOption = None,
     shapes: ShapeOption = None,
     dtype: DtypeOption = None,
@@ -105,7 +115,12 @@ def bench(
         Path | None, typer.Option("--from", help="Measure nothing: make plots and report from this rows.jsonl.")
     ] = None,
 ) -> None:
-    """Measure suites or shapes into rows.jsonl and rows.csv, then make plots and report from the rows."""
+    """Measure suites or shapes into rows.jsonl and rows.csv, then make plots and report from the rows.
+
+    `bench compare A B` compares two runs.
+    """
+    if context.invoked_subcommand is not None:
+        return
     console = Console()
     if source is not None:
         with user_errors():
@@ -135,6 +150,22 @@ def bench(
     with progress(console, len(cases) + 1) as announce:
         outcome = run_cases(cases, where, folder, chosen, announce=announce, done=done)
     _finish(console, folder, outcome)
+
+
+@bench.command("compare")
+def compare_runs(
+    before: Annotated[Path, typer.Argument(help="Rows of the earlier run: a file, or the folder of a bench.")],
+    after: Annotated[Path, typer.Argument(help="Rows of the later run.")],
+    only_changes: Annotated[bool, typer.Option("--only-changes", help="Leave out what is the same.")] = False,
+) -> None:
+    """Compare two runs row by row, taking their noise into account; exits 1 if anything of ours became slower."""
+    console = Console()
+    with user_errors():
+        comparison = compare(read_rows(before), read_rows(after))
+    view.show_comparison(console, comparison, only_changes=only_changes)
+    if comparison.regressions:
+        typer.echo(f"{len(comparison.regressions)} of ours became slower", err=True)
+        raise typer.Exit(1)
 
 
 def _chosen(argument: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
