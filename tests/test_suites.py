@@ -8,6 +8,7 @@ import torch
 from decompose_k.bench.suites import (
     CORPUS,
     CROSSOVER,
+    DESCRIPTIONS,
     DTYPES,
     EVERY_SUITE,
     GRIDS,
@@ -74,6 +75,10 @@ def test_every_suite_is_measured_against_torch_and_with_what_a_caller_gets(name)
 
 def test_the_grids_are_measured_with_everything():
     assert set(variants_for("epilogue-bf16")) == {*BASELINES, *OURS, *FLOORS}
+
+
+def test_every_suite_is_described_to_readers():
+    assert set(DESCRIPTIONS) == set(EVERY_SUITE)
 
 
 def test_an_unknown_suite_is_refused_with_the_names_that_are_allowed():

@@ -8,8 +8,10 @@ import statistics
 from typing import TYPE_CHECKING
 
 from decompose_k.bench.page import bullets, section
-from decompose_k.bench.plots import Plot, make_plots
+from decompose_k.bench.plots import make_plots
+from decompose_k.bench.plots.base import Plot
 from decompose_k.bench.rows import CSV_NAME, Row, write_csv
+from decompose_k.bench.suites import DESCRIPTIONS
 from decompose_k.bench.summary import Duel, distinct, duels, findings, per_second, times
 from decompose_k.bench.tables import case_table, headroom_table, variant_table, versus_table
 from decompose_k.bench.versus import guidance, headroom, versus
@@ -113,12 +115,14 @@ def _headline(all_duels: Sequence[Duel]) -> str:
 
 
 def _advice(rows: Sequence[Row]) -> str:
+    what = [
+        f"{suite}: {DESCRIPTIONS[suite]}" for suite in distinct(rows, lambda row: row.suite) if suite in DESCRIPTIONS
+    ]
     return (
-        "<p>By suite, against the fastest alternative that was measured for each shape. A suite is a kind of work: its"
-        " shapes are in the table of every case below.</p>"
+        "<p>By suite and by M, the rows of A, against the fastest alternative that was measured for each shape.</p>"
         f"{bullets(guidance(rows))}"
-        "<p>Whatever the shape: stay with torch where K is shorter than about a thousand, where the output fills the"
-        " device by itself, and where results must equal <code>torch.mm</code> bit for bit.</p>"
+        "<p>Where results must equal <code>torch.mm</code> bit for bit, stay with torch: the two agree to rounding.</p>"
+        f"<details><summary>What the suites are</summary>{bullets(what)}</details>"
     )
 
 
@@ -134,10 +138,11 @@ def _comparison(rows: Sequence[Row]) -> str:
 
 
 def _gallery(plots: Sequence[Plot]) -> str:
-    shown = "".join(_figure(plot) for plot in plots if not plot.is_detail)
+    beside = "".join(_figure(plot) for plot in plots if not plot.is_detail and not plot.is_wide)
+    alone = "".join(_figure(plot) for plot in plots if not plot.is_detail and plot.is_wide)
     details = "".join(_figure(plot) for plot in plots if plot.is_detail)
     folded = f"<details><summary>Each M = N by itself</summary>{details}</details>" if details else ""
-    return f'<div class="plots">{shown}</div>{folded}'
+    return f'<div class="plots">{beside}</div>{alone}{folded}'
 
 
 def _method(rows: Sequence[Row]) -> str:

@@ -50,6 +50,25 @@ STUDY_ROWS = (1, 4, 16, 64, 256, 1024)
 EVERY_SUITE = (*SUITES, *GRIDS, DTYPES, CROSSOVER)
 SUITE_NAMES = (*EVERY_SUITE, STUDY, ALL)
 
+# For readers of a report who never saw these names.
+DESCRIPTIONS = {
+    "seed": "M = N in 16 to 64 and K in 8192 to 32768, with relu: the grid of the published study in bf16",
+    "epilogue-bf16": "the published study's grid, M = N in 16 to 64 and K in 8192 to 32768, with relu",
+    "matmul-bf16": "the same grid without relu",
+    "matmul-fp16": "the same grid without relu",
+    "matmul-fp32": "the same grid without relu, in full fp32",
+    "router": "scores of the experts of a mixture-of-experts layer: M tokens, N experts, K the hidden size",
+    "lora": "the shrinking half of a LoRA adapter: N its rank, K the width of the layer",
+    "mhc": "projections of manifold-constrained hyper-connections: N = 24, K several hidden sizes",
+    "gate": "the gate of a shared expert: N = 1",
+    "indexer": "weights of a sparse attention's indexer",
+    "head": "heads of reward models and rerankers: N = 1 or 2",
+    "wgrad": "the gradient of a router's weight",
+    "gram": "X^T X, a covariance: M = N columns, K rows of data in the millions",
+    DTYPES: "three sizes in every kind of operand and result dtypes",
+    CROSSOVER: "M, N and K swept, to find where cutting K stops to pay",
+}
+
 _GRID_VARIANTS = (*BASELINES, *OURS, *FLOORS)
 _REAL_VARIANTS = (TORCH, TORCH_CAST, COMPILED, COMPILED_MAX_NO_GRAPHS, CUSTOM_OP, AUTO, STATIC, SPLIT, *FLOORS)
 _DTYPE_VARIANTS = (TORCH, TORCH_CAST, COMPILED_MAX_NO_GRAPHS, AUTO, GENERATION_3, SPLIT)

@@ -7,6 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from decompose_k.bench.suites import CROSSOVER
 from decompose_k.bench.variant import AUTO, BASELINES, TORCH, TORCH_CAST
 from decompose_k.timing import STREAM_COLD
 
@@ -168,7 +169,7 @@ def losses_sentence(all_duels: Sequence[Duel], limit: int = 6) -> str:
 def advice(all_duels: Sequence[Duel]) -> str:
     """For which suites and dtypes it pays on this machine."""
     pays, even, costs = [], [], []
-    for tally in tallies(all_duels):
+    for tally in tallies(duel for duel in all_duels if duel.ours.suite != CROSSOVER):
         name = f"{tally.suite} ({tally.dtypes})"
         if tally.count("loss") > tally.count("win"):
             costs.append(name)
@@ -183,7 +184,7 @@ def advice(all_duels: Sequence[Duel]) -> str:
         parts.append(f"expect little from it for {', '.join(even)}")
     if costs:
         parts.append(f"stay with torch for {', '.join(costs)}")
-    return f"On this machine: {'; '.join(parts)}."
+    return f"On this machine: {'; '.join(parts)}." if parts else "Only a sweep was measured, no suite of real shapes."
 
 
 def times(ratio: float) -> str:
