@@ -26,7 +26,7 @@ NOT_CPU := --ignore=tests/aot --ignore=tests/interpreter --ignore=tests/package 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test lint types test-cpu test-interpreter test-aot $(AOT_CHECKS) test-package test-gpu format clean
+.PHONY: help demo bench readme test lint types test-cpu test-interpreter test-aot $(AOT_CHECKS) test-package test-gpu format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "make %-17s %s\n", $$1, $$2 }'
@@ -38,6 +38,9 @@ demo: $(ENVIRONMENT) ## see Decompose-K at work on this machine; the report is d
 bench: $(ENVIRONMENT) ## measure every suite; rows and report in bench-report/ (more options: decompose-k bench --help)
 	env -u OMP_NUM_THREADS -u OPENBLAS_NUM_THREADS $(PY) -m decompose_k bench --suite all --output bench-report --overwrite
 	@echo "The rows and the report: $(CURDIR)/bench-report"
+
+readme: $(ENVIRONMENT) ## write the README's tables and plots from the records in results/
+	$(PY) results/summarize.py
 
 test: lint types test-cpu test-interpreter test-aot test-package ## everything that can be checked without a GPU
 	@echo "make test: all passed"

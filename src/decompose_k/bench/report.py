@@ -36,7 +36,7 @@ def write_report(folder: Path, rows: Sequence[Row], notes: Sequence[str] = ()) -
     plot_folder = folder / PLOT_FOLDER
     plot_folder.mkdir(exist_ok=True)
     for plot in plots:
-        (plot_folder / f"{plot.name}.svg").write_text(_standalone(plot.svg), encoding="utf-8")
+        (plot_folder / f"{plot.name}.svg").write_text(standalone_svg(plot.svg), encoding="utf-8")
     path = folder / REPORT_NAME
     path.write_text(report_html(rows, plots, notes), encoding="utf-8")
     return path
@@ -203,7 +203,8 @@ def _span(dates: Sequence[str]) -> str:
     return f"{first} UTC" if first == last else f"{first} to {last} UTC"
 
 
-def _standalone(svg: str) -> str:
+def standalone_svg(svg: str) -> str:
+    """A plot's SVG as a file of its own, in dark colours where the reader prefers them."""
     end = svg.index(">") + 1
     return svg[:end] + _DARK_SVG_STYLE + svg[end:]
 
