@@ -139,6 +139,12 @@ def test_every_variant_of_every_kind_of_dtype_is_right(case):
         assert checked.passed, str(checked)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_luck_of_a_single_output_makes_nothing_wrong(seed):
+    for checked in check_case(custom_case((1, 1, 1028), torch.float32), CPU, seed=seed):
+        assert checked.passed, str(checked)
+
+
 def test_the_variants_of_a_half_product_on_a_cpu():
     names = [variant.name for variant in variants_of(SMALL, CPU, VARIANTS)]
     assert names[:2] == [TORCH, TORCH_CAST]

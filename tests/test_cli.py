@@ -90,6 +90,29 @@ def test_bench_keeps_rows_unless_told(run, tmp_path, quick_ceilings):
     assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") != before
 
 
+def test_bench_measures_every_variant_that_makes_sense_here(run, tmp_path, quick_ceilings):
+    arguments = ("--shape", "4x8x1028", "--activation", "relu", "--variants", "all", "--repetitions", 2)
+    code, out, err = run("bench", *arguments, "--device", "cpu", "-o", tmp_path)
+    assert (code, err) == (0, "")
+    rows = {row.variant: row for row in read_jsonl(tmp_path / "rows.jsonl")}
+    assert set(rows) >= {
+        "torch",
+        "torch-cast",
+        "compiled",
+        "compiled-split",
+        "custom-op-mm",
+        "custom-op-mm-relu",
+        "auto",
+    }
+    assert not {"compiled-max-autotune", "generation-1", "floor-plain", "static"} & set(rows)
+    assert rows["custom-op-mm-relu"].chosen
+    assert all(row.warm_us and row.weight_cold_us for row in rows.values())
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for said in ("custom op mm_relu", "the fastest of these", "When to use it, and when not"):
+        assert said in page
+    assert "the fastest alternative of each case" in " ".join(out.split())
+
+
 def test_bench_measures_other_rows_of_a_model_and_static_weights_of_a_shape(run, tmp_path, quick_ceilings):
     arguments = ("--model", "OLMoE", "--m", "3,5", "--variants", "torch", "--columns", "none")
     assert run("bench", *arguments, "--repetitions", 1, "--device", "cpu", "-o", tmp_path)[0] == 0

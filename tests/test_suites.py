@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from decompose_k.bench.suites import (
     STUDY_ROWS,
     STUDY_SUITES,
     SUITE_NAMES,
+    spread,
     suite_cases,
     variants_for,
 )
@@ -75,6 +78,20 @@ def test_every_suite_is_measured_against_torch_and_with_what_a_caller_gets(name)
 
 def test_the_grids_are_measured_with_everything():
     assert set(variants_for("epilogue-bf16")) == {*BASELINES, *OURS, *FLOORS}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 28, 150, 217])
+def test_the_beginning_of_a_spread_is_a_sample_of_all(count):
+    order = spread(range(count))
+    assert sorted(order) == list(range(count))
+    if count > 20:
+        start = sorted(order[: count // 4])
+        assert max(after - before for before, after in itertools.pairwise([0, *start, count])) <= 12
+
+
+def test_a_tenth_of_the_study_has_some_of_every_suite():
+    cases = suite_cases(["study"])
+    assert {case.shape.suite for case in cases[: len(cases) // 10]} == set(STUDY_SUITES)
 
 
 def test_every_suite_is_described_to_readers():

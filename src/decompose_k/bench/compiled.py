@@ -64,25 +64,29 @@ def forget_compiled() -> None:
 
 
 @contextlib.contextmanager
-def _without_graph_cache() -> Iterator[None]:
-    """Compile anew, and quietly."""
-    import torch._functorch.config as functorch_config
-    import torch._inductor.config as inductor_config
-
-    wanted = {
-        "fx_graph_cache": False,
-        "autotune_num_choices_displayed": 0,
-        "max_autotune_report_choices_stats": False,
-    }
-    patches = {name: value for name, value in wanted.items() if hasattr(inductor_config, name)}
-    with (
-        inductor_config.patch(patches),
-        functorch_config.patch(enable_autograd_cache=False),
-        warnings.catch_warnings(),
-    ):
-        # What Inductor's own code is warned of while it tunes.
+def without_torch_s_own_warnings() -> Iterator[None]:
+    """Leave out what torch's compiler is warned of by other parts of torch while it is imported and tunes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")
         yield
+
+
+@contextlib.contextmanager
+def _without_graph_cache() -> Iterator[None]:
+    """Compile anew, and quietly."""
+    with without_torch_s_own_warnings():
+        import torch._functorch.config as functorch_config
+        import torch._inductor.config as inductor_config
+
+        wanted = {
+            "fx_graph_cache": False,
+            "autotune_num_choices_displayed": 0,
+            "max_autotune_report_choices_stats": False,
+        }
+        patches = {name: value for name, value in wanted.items() if hasattr(inductor_config, name)}
+        with inductor_config.patch(patches), functorch_config.patch(enable_autograd_cache=False):
+            yield
 
 
 @contextlib.contextmanager

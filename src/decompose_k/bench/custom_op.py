@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from decompose_k.bench.compiled import without_torch_s_own_warnings
 from decompose_k.dtypes import HALVES, dtype_name
 from decompose_k.epilogue import apply_activation
 
@@ -66,7 +67,8 @@ def op_name(out_dtype: torch.dtype, activation: str | None) -> str:
 @functools.cache
 def autotuned_op(out_dtype: torch.dtype, activation: str | None) -> Callable[..., torch.Tensor]:
     """The operator `op(a, b)` for a result dtype and a fused activation, registered once a process with its choices."""
-    from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+    with without_torch_s_own_warnings():
+        from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
 
     def decomposed(a: torch.Tensor, b: torch.Tensor, k_splits: int = 1) -> torch.Tensor:
         return split_product(a, b, k_splits, out_dtype, activation)

@@ -66,7 +66,7 @@ class Bench:
         if not chosen or chosen[0].name != TORCH:
             return Measured([], [], broken)
         chosen = [self._at_its_best(case, variant, input_sets) for variant in chosen]
-        checks = check(case, chosen, *input_sets[0])
+        checks = check(case, chosen, input_sets)
         right = [checked for checked in checks if checked.passed]
         wrong = [checked for checked in checks if not checked.passed]
         if not right:

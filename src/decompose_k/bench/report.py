@@ -31,6 +31,7 @@ _DARK_SVG_STYLE = (
 
 def write_report(folder: Path, rows: Sequence[Row], notes: Sequence[str] = ()) -> Path:
     """Write rows.csv, plots/*.svg and report.html for rows into a folder; returns the report's path."""
+    rows = in_order(rows)
     plots = make_plots(rows)
     write_csv(folder / CSV_NAME, rows)
     plot_folder = folder / PLOT_FOLDER
@@ -40,6 +41,12 @@ def write_report(folder: Path, rows: Sequence[Row], notes: Sequence[str] = ()) -
     path = folder / REPORT_NAME
     path.write_text(report_html(rows, plots, notes), encoding="utf-8")
     return path
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows by suite, shape and size, whatever the order in which a budget was spent; variants keep theirs."""
+    suites = distinct(rows, lambda row: row.suite)
+    return sorted(rows, key=lambda row: (suites.index(row.suite), row.name, row.m, row.n, row.k))
 
 
 def report_html(rows: Sequence[Row], plots: Sequence[Plot], notes: Sequence[str] = ()) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -100,12 +101,24 @@ def suite_cases(names: Iterable[str]) -> tuple[Case, ...]:
 
 
 def study_cases() -> tuple[Case, ...]:
-    """Every case of the study, in the order in which a budget should be spent."""
+    """Every case of the study, in the order in which a budget should be spent: a bit of each suite, then more."""
     parts: list[tuple[Case, ...]] = [grid_cases(name) for name in GRIDS]
     for name in CORPUS:
         cases = corpus_cases([name])
         parts.append(with_rows(cases, STUDY_ROWS) if cases[0].shape.has_static_weight else cases)
-    return tuple(itertools.chain(*parts, dtype_cases(), crossover_cases()))
+    turns = itertools.zip_longest(*map(spread, [*parts, dtype_cases(), crossover_cases()]))
+    return tuple(case for turn in turns for case in turn if case is not None)
+
+
+def spread(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """The same cases in an order whose beginning is a sample of them all: steps of about 0.62 of their number.
+
+    >>> spread(range(8))
+    (0, 5, 2, 7, 4, 1, 6, 3)
+    """
+    count = len(cases)
+    step = next((step for step in range(max(1, round(0.618 * count)), count) if math.gcd(step, count) == 1), 1)
+    return tuple(cases[place * step % count] for place in range(count))
 
 
 def grid_cases(name: str) -> tuple[Case, ...]:
