@@ -28,7 +28,7 @@ NOT_CPU := --ignore=tests/aot --ignore=tests/interpreter --ignore=tests/package 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test lint types test-cpu test-interpreter test-aot $(AOT_CHECKS) test-package test-gpu \
+.PHONY: help demo bench readme test lint types test-cpu test-interpreter test-aot $(AOT_CHECKS) test-package test-gpu \
 	test-torch-oldest format clean
 
 help: ## list the targets
@@ -38,9 +38,13 @@ demo: $(ENVIRONMENT) ## see Decompose-K at work on this machine; the report is d
 	env -u OMP_NUM_THREADS -u OPENBLAS_NUM_THREADS $(PY) -m decompose_k demo --output demo-report
 	@echo "The report: $(CURDIR)/demo-report/report.html"
 
-bench: $(ENVIRONMENT) ## measure every suite; rows and report in bench-report/ (more options: decompose-k bench --help)
-	env -u OMP_NUM_THREADS -u OPENBLAS_NUM_THREADS $(PY) -m decompose_k bench --suite all --output bench-report --overwrite
+bench: $(ENVIRONMENT) ## half an hour of the study, continued where it stopped; bench-report/ (decompose-k bench --help)
+	env -u OMP_NUM_THREADS -u OPENBLAS_NUM_THREADS $(PY) -m decompose_k bench --suite study --budget 30m \
+		--output bench-report --resume
 	@echo "The rows and the report: $(CURDIR)/bench-report"
+
+readme: $(ENVIRONMENT) ## write the README's tables and plots from the records in results/
+	$(PY) results/summarize.py
 
 test: lint types test-cpu test-interpreter test-aot test-package ## everything that can be checked without a GPU
 	@echo "make test: all passed"

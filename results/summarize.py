@@ -1,16 +1,29 @@
-"""Write the README's table of results from the rows: `python results/summarize.py`; with `--check`, only compare."""
+"""Write the tables and plots of README.md and results/README.md from the rows: `make readme`.
+
+`python results/summarize.py` needs decompose_k installed with its command line; with `--check` it only compares, names
+what does not match the rows, and exits 1.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections import defaultdict
 from pathlib import Path
 
+from decompose_k.bench.plots import make_plots
+from decompose_k.bench.plots.base import Plot
+from decompose_k.bench.report import standalone_svg
+from decompose_k.bench.rows import Row, read_jsonl
+from decompose_k.bench.suites import CROSSOVER
+from decompose_k.bench.summary import FASTEST, duels, times
+from decompose_k.bench.variant import TORCH
+from decompose_k.bench.versus import WAYS, Versus, versus
+
 RESULTS = Path(__file__).parent
-README = RESULTS.parent / "README.md"
+ROOT = RESULTS.parent
+PLOTS = RESULTS / "plots"
 BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->"
+# Records from before the study, each a file of rows with a title of its own.
 TITLES = {
     "seed-bf16": "bf16, fused ReLU, M = N in 16..64, K in 8192..32768",
     "seed-bf16-pooled": "the same, M and N up to 48 (three graphs pooled)",
@@ -19,34 +32,38 @@ TITLES = {
     "router-pooled": "MoE routers [M, 7168] x 256 and [M, 2880] x 128, bf16 in, fp32 out, M in 1..64",
     "mixed": "bf16 x fp32 weight: router [M, 3072] x 256, mHC [M, 28672] x 24, M in 1, 16, 64",
 }
-VARIANTS = {"auto": "default", "static": "static weight"}
+# A run of the study is kept under such names in the folder of its machine.
+STUDY = "study*.jsonl"
+# Of which suites the README shows plots, the study's before the older record's, and how many losses are named.
+HEADLINE_SUITES = ("epilogue-bf16", CROSSOVER)
+OLDER_HEADLINE = "seed-bf16"
+MOST_NAMED = 5
 
 
-def speedups(file: Path) -> dict[str, list[float]]:
-    """torch's median time over ours, for each of our variants."""
-    cases: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
-    for line in file.read_text().splitlines():
-        row = json.loads(line)
-        cases[tuple(row[key] for key in ("name", "m", "n", "k", "a_dtype"))][row["variant"]] = row["p50_us"]
-    found: dict[str, list[float]] = defaultdict(list)
-    for times in cases.values():
-        for variant in VARIANTS:
-            if variant in times:
-                found[variant].append(times["torch"] / times[variant])
-    return found
+def machines() -> list[Path]:
+    """The folders of records, one a machine."""
+    return sorted(folder for folder in RESULTS.iterdir() if any(folder.glob("*.jsonl")))
 
 
-def table() -> str:
-    """One line for each file of rows and variant: how many shapes, and the least, mean and greatest speed-up."""
+def study_rows(folder: Path) -> list[Row]:
+    """The rows of every run of the study on a machine."""
+    return [row for file in sorted(folder.glob(STUDY)) for row in read_jsonl(file)]
+
+
+def older_table() -> str:
+    """One line for each older file of rows and way to call: shapes, and the least, mean and greatest speed-up."""
     lines = [
         "| H200, against torch.mm | launch | shapes | min | geometric mean | max |",
         "|---|---|---|---|---|---|",
     ]
     for name, title in TITLES.items():
-        for variant, ratios in speedups(RESULTS / "h200" / f"{name}.jsonl").items():
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            numbers = f"{min(ratios):.2f} | {mean:.2f} | {max(ratios):.2f}"
-            lines.append(f"| {title} | {VARIANTS[variant]} | {len(ratios)} | {numbers} |")
+        rows = read_jsonl(RESULTS / "h200" / f"{name}.jsonl")
+        for way, launch in WAYS.items():
+            ratios = [duel.speedup for duel in duels(rows, TORCH, way)]
+            if ratios:
+                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+                numbers = f"{min(ratios):.2f} | {mean:.2f} | {max(ratios):.2f}"
+                lines.append(f"| {title} | {launch} | {len(ratios)} | {numbers} |")
     note = (
         "Rows: [results/h200](results/h200). Every variant ran with the best of its candidate configs, found by"
         " measuring (`decompose-k bench --search`); operands come from device memory. What `auto` chooses without a"
@@ -55,15 +72,99 @@ def table() -> str:
     return "\n".join([*lines, "", note, ""])
 
 
+def study_table(found: list[Versus], *, with_losses: bool) -> str:
+    """One line for each suite, way to call and alternative; the worst losses by name, where they are wanted."""
+    headings = ["suite", "dtypes", "launch", "against", "cases", "wins", "ties", "losses", "min", "median", "max"]
+    headings += ["lost"] if with_losses else []
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    for one in found:
+        tally = one.tally
+        counts = [len(tally.duels), *(tally.count(verdict) for verdict in ("win", "tie", "loss"))]
+        ratios = (tally.speedups[0], tally.median, tally.speedups[-1])
+        cells = [tally.suite, tally.dtypes, one.way, one.title, *map(str, counts), *map(times, ratios)]
+        lines.append(f"| {' | '.join([*cells, *([losses(one)] if with_losses else [])])} |")
+    return "\n".join([*lines, ""])
+
+
+def losses(one: Versus) -> str:
+    """The worst losses by name, and how many more there are."""
+    lost = one.tally.losses
+    named = [f"{duel.title} {times(duel.speedup)}" for duel in lost[:MOST_NAMED]]
+    more = [f"{len(lost) - MOST_NAMED} more"] if len(lost) > MOST_NAMED else []
+    return "; ".join([*named, *more]) or "none"
+
+
+def plots() -> dict[Path, Plot]:
+    """The plots that the README shows, by their files."""
+    found: dict[Path, Plot] = {}
+    for folder in machines():
+        rows = [row for row in study_rows(folder) if row.suite in HEADLINE_SUITES]
+        older = folder / f"{OLDER_HEADLINE}.jsonl"
+        if not rows and older.exists():
+            rows = [row for row in read_jsonl(older) if row.status == "definition"]
+        for plot in make_plots(rows):
+            if not plot.is_detail:
+                found[PLOTS / f"{folder.name}-{plot.name}.svg"] = plot
+    return found
+
+
+def readme_part(files: dict[Path, Plot]) -> str:
+    """What the README says of the records: the study in short, the older records, and plots."""
+    parts = []
+    for folder in machines():
+        rows = study_rows(folder)
+        if rows:
+            short = [one for one in versus(rows) if one.alternative in (TORCH, FASTEST)]
+            parts.append(f"The study on {rows[0].device}, graph-cold medians, ours over the alternative:\n")
+            parts.append(study_table(short, with_losses=False))
+            parts.append("Against every alternative, losses by name: [results/README.md](results/README.md).\n")
+    parts.append(older_table())
+    images = [f"![{plot.title}]({path.relative_to(ROOT).as_posix()})\n" for path, plot in files.items()]
+    return "\n".join([*parts, *images])
+
+
+def results_part() -> str:
+    """What results/README.md says of the study: every suite against every alternative."""
+    parts = []
+    for folder in machines():
+        rows = study_rows(folder)
+        if rows:
+            parts.append(f"## The study on {rows[0].device}\n\n{study_table(versus(rows), with_losses=True)}")
+    return "\n".join(parts) or "No run of the whole study is on record yet.\n"
+
+
+def replaced(text: str, part: str) -> str:
+    """A document with the part between its marks replaced; raises ValueError where it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"a document must have the marks {BEGIN.strip()} and {END}")
+    return before + BEGIN + part + END + after
+
+
+def wanted() -> dict[Path, str]:
+    """Every file that is made from the records, and what it should hold."""
+    shown = plots()
+    documents = {ROOT / "README.md": readme_part(shown), RESULTS / "README.md": results_part()}
+    files = {path: standalone_svg(plot.svg) for path, plot in shown.items()}
+    return files | {path: replaced(path.read_text(encoding="utf-8"), part) for path, part in documents.items()}
+
+
 def main() -> int:
-    """Rewrite the table, or with `--check` say whether it is what the rows give."""
-    text = README.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    wanted = before + BEGIN + table() + END + after
+    """Write what the records give, or with `--check` say what does not match them."""
+    files = wanted()
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    stale += [path for path in PLOTS.glob("*.svg") if path not in files]
     if "--check" in sys.argv[1:]:
-        return int(text != wanted)
-    README.write_text(wanted)
+        for path in stale:
+            sys.stderr.write(f"{path.relative_to(ROOT)} is not what the records give: run `make readme`\n")
+        return int(bool(stale))
+    PLOTS.mkdir(exist_ok=True)
+    for path in stale:
+        if path in files:
+            path.write_text(files[path], encoding="utf-8")
+        else:
+            path.unlink()
     return 0
 
 

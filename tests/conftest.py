@@ -12,6 +12,8 @@ from decompose_k import cache
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from pages_for_tests import find_browser
+
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="torch device that the contract tests run on: cpu or cuda")
@@ -20,10 +22,16 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     index, count = map(int, config.getoption("--shard").split("/"))
-    has_gpu = config.getoption("--device") != "cpu"
-    kept = [item for item in items if has_gpu or item.get_closest_marker("gpu") is None][index::count]
+    missing = set() if config.getoption("--device") != "cpu" else {"gpu"}
+    missing |= set() if find_browser() else {"browser"}
+    kept = [item for item in items if not any(map(item.get_closest_marker, missing))][index::count]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+def pytest_report_header():
+    browser = find_browser()
+    return f"report: parsed, and {f'shown by {browser}' if browser else 'not shown: no Chromium here'}"
 
 
 def pytest_generate_tests(metafunc):

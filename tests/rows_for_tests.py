@@ -49,7 +49,7 @@ def row(p50_us: float = 10.0, spread: float = 0.1, **changes: object) -> Row:
     return Row.from_json({**DEFAULTS, **times, **changes})
 
 
-def pair(torch_us: float, ours_us: float, **changes: object) -> list[Row]:
+def pair(torch_us: float, ours_us: float, spread: float = 0.1, **changes: object) -> list[Row]:
     """torch's row and ours for one case."""
     ours = {
         "variant": "auto",
@@ -57,4 +57,4 @@ def pair(torch_us: float, ours_us: float, **changes: object) -> list[Row]:
         "ours": True,
         "config": {"kernel": "bmm_sum", "split_k": 8},
     }
-    return [row(torch_us, **changes), row(ours_us, **{**ours, **changes})]
+    return [row(torch_us, spread, **changes), row(ours_us, spread, **{**ours, **changes})]

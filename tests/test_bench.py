@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,18 +15,28 @@ from decompose_k.bench.cases import (
     custom_case,
     demo_cases,
     demo_checks,
-    suite_cases,
     with_dtype,
+    with_rows,
 )
 from decompose_k.bench.check import check_case, make_inputs
+from decompose_k.bench.columns import COLUMNS
 from decompose_k.bench.machine import Ceilings, Machine, commit_of, measure_ceilings
 from decompose_k.bench.measure import Bench
 from decompose_k.bench.rows import JSONL_NAME, Row, read_jsonl
 from decompose_k.bench.run import Settings, open_folder, run_cases
-from decompose_k.bench.variants import (
+from decompose_k.bench.suites import suite_cases
+from decompose_k.bench.variant import (
     AUTO,
+    COMPILED_MAX,
+    DEFAULT_VARIANTS,
+    FLOOR_STATIC,
+    FLOORS,
     GENERATION_1,
+    GENERATION_1_UNFUSED,
     GENERATION_2,
+    GENERATION_2_UNFUSED,
+    GENERATION_3,
+    OURS,
     SPLIT,
     STATIC,
     TORCH,
@@ -33,13 +44,16 @@ from decompose_k.bench.variants import (
     UNFUSED,
     VARIANTS,
     Variant,
-    variants_of,
 )
+from decompose_k.bench.variants import variants_of
 from decompose_k.device import Device
 
 CPU = torch.device("cpu")
 SMALL = custom_case((4, 3, 512), torch.bfloat16, activation="relu")
 CEILINGS = Ceilings(1e10, dict.fromkeys((torch.bfloat16, torch.float16, torch.float32, torch.float64), 1e11))
+
+
+QUICK = Settings(repetitions=1, variants=(TORCH, AUTO), columns=())
 
 
 def small_bench(**changes):
@@ -57,6 +71,13 @@ def test_the_seed_suite_is_measured_with_its_relu_and_others_without():
 
 def test_a_suite_named_twice_is_measured_once():
     assert suite_cases(["gate", "all", "gate"]).count(suite_cases(["gate"])[0]) == 1
+
+
+def test_other_values_of_m_replace_a_batch_and_choose_where_m_is_none():
+    router = [case for case in suite_cases(["router"]) if case.shape.name == "OLMoE"]
+    assert [case.shape.m for case in with_rows(router, (3, 48))] == [3, 48]
+    assert {case.shape.m for case in with_rows(suite_cases(["seed"]), (16, 48, 7))} == {16, 48}
+    assert with_rows([SMALL], (3,)) == (SMALL,)
 
 
 def test_the_demonstration_has_the_whole_seed_grid_and_real_shapes():
@@ -118,24 +139,48 @@ def test_every_variant_of_every_kind_of_dtype_is_right(case):
         assert checked.passed, str(checked)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_luck_of_a_single_output_makes_nothing_wrong(seed):
+    for checked in check_case(custom_case((1, 1, 1028), torch.float32), CPU, seed=seed):
+        assert checked.passed, str(checked)
+
+
 def test_the_variants_of_a_half_product_on_a_cpu():
     names = [variant.name for variant in variants_of(SMALL, CPU, VARIANTS)]
     assert names[:2] == [TORCH, TORCH_CAST]
-    assert AUTO in names
-    assert UNFUSED in names
-    assert "static" not in names
+    assert {AUTO, UNFUSED} <= set(names)
+    assert not {STATIC, COMPILED_MAX, GENERATION_1, *FLOORS} & set(names)
 
 
 H200 = Device("NVIDIA H200", "cuda", "nvidia", (9, 0), 132, 232448, 60 << 20, 4.8e12)
 
 
 def test_the_variants_on_a_gpu_without_one():
-    seed = {variant.name: variant for variant in variants_of(suite_cases(["seed"])[0], H200, VARIANTS)}
-    assert list(seed) == [TORCH, AUTO, SPLIT, UNFUSED, GENERATION_2, GENERATION_1]
+    seed = {variant.name: variant for variant in variants_of(suite_cases(["epilogue-bf16"])[0], H200, VARIANTS)}
+    assert set(seed) == set(VARIANTS) - {TORCH_CAST}
+    assert next(iter(seed)) == TORCH
     assert seed[TORCH].label == "relu(torch.mm)"
-    assert seed[GENERATION_2].config.launch == seed[GENERATION_1].config.launch == "plain"
-    assert (seed[GENERATION_2].config.reducer, seed[GENERATION_1].config.reducer) == ("flat", "tile")
+    assert seed[GENERATION_3].config.launch == "wait_first"
+    for name, reducer in ((GENERATION_2, "flat"), (GENERATION_1, "tile")):
+        assert (seed[name].config.launch, seed[name].config.reducer) == ("plain", reducer)
+    for name, reducer in ((GENERATION_2_UNFUSED, "flat"), (GENERATION_1_UNFUSED, "tile")):
+        assert (seed[name].config.launch, seed[name].config.reducer, seed[name].fused) == ("plain", reducer, False)
+    assert seed[STATIC].static_b
+    assert seed[FLOOR_STATIC].static_b
     assert seed[SPLIT].config.kernel == "bmm_sum"
+    assert [name for name, variant in seed.items() if not variant.capturable] == [COMPILED_MAX]
+
+
+def test_the_variants_without_an_activation_have_no_unfused_forms():
+    names = {variant.name for variant in variants_of(suite_cases(["matmul-fp16"])[0], H200, VARIANTS)}
+    assert not {UNFUSED, GENERATION_1_UNFUSED, GENERATION_2_UNFUSED, "custom-op-mm-relu"} & names
+
+
+def test_a_device_without_dependent_launch_has_the_generations_before_it():
+    a100 = replace(H200, name="A100", capability=(8, 0), multiprocessors=108)
+    names = {variant.name for variant in variants_of(suite_cases(["epilogue-bf16"])[0], a100, (*OURS, *FLOORS))}
+    assert {GENERATION_1, GENERATION_2, "floor-plain"} <= names
+    assert not {GENERATION_3, "floor-wait-first", FLOOR_STATIC} & names
 
 
 def test_a_static_weight_is_promised_for_inference_weights_alone():
@@ -161,8 +206,9 @@ def test_an_unknown_variant_is_refused():
 
 
 def test_measuring_gives_a_row_for_each_variant():
-    rows, failures = small_bench().measure(SMALL)
-    assert failures == []
+    found = small_bench(variants=DEFAULT_VARIANTS).measure(SMALL)
+    assert (found.wrong, found.broken) == ([], [])
+    rows = found.rows
     assert [row.variant for row in rows][:1] == [TORCH]
     assert {row.ours for row in rows} == {True, False}
     for row in rows:
@@ -171,6 +217,32 @@ def test_measuring_gives_a_row_for_each_variant():
         assert row.torch_error == rows[0].error > 0
         assert Row.from_json(row.to_json()) == row
         assert (row.config is None) == (not row.ours)
+        assert row.warm_us > 0
+        assert row.weight_cold_us > 0
+        assert (row.event_us, row.host_us) == (None, None)
+        assert row.noise == rows[0].noise >= 0
+
+
+def test_columns_are_measured_where_they_are_asked_for():
+    (row,) = small_bench(variants=(TORCH,), columns=()).measure(SMALL).rows
+    assert (row.warm_us, row.weight_cold_us) == (None, None)
+    (row,) = small_bench(variants=(TORCH,), columns=COLUMNS).measure(gram()).rows
+    assert row.warm_us > 0
+    # One matrix is both operands: neither can be warm alone.
+    assert row.weight_cold_us is None
+
+
+def test_a_variant_that_raises_is_said_and_the_others_are_measured(monkeypatch):
+    def raising(a, b):
+        raise RuntimeError("no compiler here\nand more")
+
+    def with_a_broken_one(*arguments):
+        return (*variants_of(*arguments), Variant("compiled", "compiled", raising, "torch"))
+
+    monkeypatch.setattr(measure, "variants_of", with_a_broken_one)
+    found = small_bench(variants=(TORCH, AUTO)).measure(SMALL)
+    assert {row.variant for row in found.rows} == {TORCH, AUTO}
+    assert [str(broken).endswith("compiled: RuntimeError: no compiler here") for broken in found.broken] == [True]
 
 
 def test_a_wrong_variant_is_reported_and_not_timed(monkeypatch):
@@ -181,10 +253,10 @@ def test_a_wrong_variant_is_reported_and_not_timed(monkeypatch):
         return (*variants_of(*arguments), Variant("wrong", "a wrong one", off_by_a_percent, "torch"))
 
     monkeypatch.setattr(measure, "variants_of", with_a_wrong_one)
-    rows, failures = small_bench().measure(SMALL)
-    assert [failure.variant.name for failure in failures] == ["wrong"]
-    assert "wrong" not in {row.variant for row in rows}
-    assert "a wrong one: error 2." in str(failures[0])
+    found = small_bench(variants=DEFAULT_VARIANTS).measure(SMALL)
+    assert [wrong.variant.name for wrong in found.wrong] == ["wrong"]
+    assert "wrong" not in {row.variant for row in found.rows}
+    assert "a wrong one: error 2." in str(found.wrong[0])
 
 
 def test_a_variant_that_gives_nan_is_wrong(monkeypatch):
@@ -193,7 +265,7 @@ def test_a_variant_that_gives_nan_is_wrong(monkeypatch):
         return (*variants_of(*arguments), nan)
 
     monkeypatch.setattr(measure, "variants_of", with_nan)
-    assert [failure.variant.name for failure in small_bench().measure(SMALL)[1]] == ["nan"]
+    assert [wrong.variant.name for wrong in small_bench(variants=(TORCH,)).measure(SMALL).wrong] == ["nan"]
 
 
 @pytest.fixture
@@ -205,13 +277,48 @@ def test_rows_are_written_as_they_come_and_resumed(tmp_path, quick_ceilings):
     cases = [SMALL, custom_case((2, 2, 256), torch.float32)]
     heard = []
     open_folder(tmp_path / "out")
-    first = run_cases(cases[:1], CPU, tmp_path / "out", Settings(repetitions=1), announce=heard.append)
+    first = run_cases(
+        cases[:1],
+        CPU,
+        tmp_path / "out",
+        QUICK,
+        announce=heard.append,
+    )
     done = open_folder(tmp_path / "out", resume=True)
     assert done == first.rows
-    second = run_cases(cases, CPU, tmp_path / "out", Settings(repetitions=1), announce=heard.append, done=done)
+    second = run_cases(
+        cases,
+        CPU,
+        tmp_path / "out",
+        QUICK,
+        announce=heard.append,
+        done=done,
+    )
     assert second.rows[: len(done)] == done
     assert read_jsonl(tmp_path / "out" / JSONL_NAME) == tuple(second.rows)
     assert heard == ["measuring the ceilings", str(cases[0]), "measuring the ceilings", str(cases[1])]
+
+
+@pytest.mark.parametrize("cut", [5, 400], ids=["a-few-characters", "most-of-a-line"])
+def test_an_interrupted_run_continues_where_its_last_whole_case_ended(tmp_path, quick_ceilings, cut):
+    cases = [SMALL, custom_case((2, 2, 256), torch.float32)]
+    open_folder(tmp_path, overwrite=True)
+    run_cases(cases, CPU, tmp_path, QUICK, announce=str)
+    path = tmp_path / JSONL_NAME
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole[:-cut], encoding="utf-8")
+    done = open_folder(tmp_path, resume=True)
+    assert {row.k for row in done} == {SMALL.shape.k}
+    outcome = run_cases(cases, CPU, tmp_path, QUICK, announce=str, done=done)
+    assert [(row.k, row.variant) for row in outcome.rows] == [
+        (row["k"], row["variant"]) for row in map(json.loads, whole.splitlines())
+    ]
+    assert read_jsonl(path) == tuple(outcome.rows)
+
+
+def test_a_run_that_was_interrupted_before_its_first_row_continues(tmp_path):
+    open_folder(tmp_path)
+    assert open_folder(tmp_path, resume=True) == []
 
 
 def test_rows_are_not_overwritten_without_being_told_to(tmp_path):
@@ -225,7 +332,7 @@ def test_the_budget_ends_the_run_and_says_what_was_left_out(tmp_path, quick_ceil
     open_folder(tmp_path, overwrite=True)
     ticks = iter((0.0, 1.0, 100.0, 200.0))
     cases = [custom_case((2, 2, k), torch.float32) for k in (64, 128, 256)]
-    settings = Settings(repetitions=1, budget=50.0)
+    settings = Settings(repetitions=1, budget=50.0, variants=(TORCH,), columns=())
     outcome = run_cases(cases, CPU, tmp_path, settings, announce=str, clock=lambda: next(ticks))
     assert {row.k for row in outcome.rows} == {64}
     assert [left.case for left in outcome.left_out] == cases[1:]

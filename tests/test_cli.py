@@ -17,6 +17,7 @@ from decompose_k.bench.cases import custom_case
 from decompose_k.bench.machine import Ceilings
 from decompose_k.bench.rows import append_jsonl, read_jsonl
 from decompose_k.cli import checking, measuring
+from decompose_k.cli.common import named_cases
 from decompose_k.verify import Check
 from rows_for_tests import pair
 
@@ -90,6 +91,50 @@ def test_bench_keeps_rows_unless_told(run, tmp_path, quick_ceilings):
     assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") != before
 
 
+def test_bench_measures_every_variant_that_makes_sense_here(run, tmp_path, quick_ceilings):
+    arguments = ("--shape", "4x8x1028", "--activation", "relu", "--variants", "all", "--repetitions", 2)
+    code, out, err = run("bench", *arguments, "--device", "cpu", "-o", tmp_path)
+    assert (code, err) == (0, "")
+    rows = {row.variant: row for row in read_jsonl(tmp_path / "rows.jsonl")}
+    assert set(rows) >= {
+        "torch",
+        "torch-cast",
+        "compiled",
+        "compiled-split",
+        "custom-op-mm",
+        "custom-op-mm-relu",
+        "auto",
+    }
+    assert not {"compiled-max-autotune", "generation-1", "floor-plain", "static"} & set(rows)
+    assert rows["custom-op-mm-relu"].chosen
+    assert all(row.warm_us and row.weight_cold_us for row in rows.values())
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for said in ("custom op mm_relu", "the fastest of these", "When to use it, and when not"):
+        assert said in page
+    assert "the fastest alternative of each case" in " ".join(out.split())
+
+
+def test_bench_measures_other_rows_of_a_model_and_static_weights_of_a_shape(run, tmp_path, quick_ceilings):
+    arguments = ("--model", "OLMoE", "--m", "3,5", "--variants", "torch", "--columns", "none")
+    assert run("bench", *arguments, "--repetitions", 1, "--device", "cpu", "-o", tmp_path)[0] == 0
+    assert [(row.name, row.m) for row in read_jsonl(tmp_path / "rows.jsonl")] == [("OLMoE", 3), ("OLMoE", 5)]
+    (case,) = named_cases(None, ["4x8x64"], None, None, None, "NT", None, True)
+    assert case.static_weight
+
+
+@pytest.mark.parametrize(("after", "code"), [(5.0, 0), (4.0, 0), (8.0, 1)], ids=["same", "faster", "slower"])
+def test_bench_compare_exits_by_what_became_of_ours(run, tmp_path, after, code):
+    for name, ours in (("a", 5.0), ("b", after)):
+        (tmp_path / name).mkdir()
+        append_jsonl(tmp_path / name / "rows.jsonl", pair(10, ours, spread=0.01))
+    exit_code, out, err = run("bench", "compare", tmp_path / "a", tmp_path / "b" / "rows.jsonl")
+    assert exit_code == code
+    assert ("1 of ours became slower" in err) == (code == 1)
+    assert {5.0: "2 same", 4.0: "faster", 8.0: "slower"}[after] in out
+    out = run("bench", "compare", tmp_path / "a", tmp_path / "b", "--only-changes")[1]
+    assert out.count("16x16x8192") == (after != 5.0)
+
+
 def test_demo_checks_measures_and_reports(run, tmp_path, monkeypatch, quick_ceilings):
     cases = tuple(custom_case((m, m, k), torch.bfloat16, activation="relu") for m in (4, 8) for k in (256, 512))
     for module in (demo_module, measuring):
@@ -158,7 +203,7 @@ def test_verify_exits_by_what_it_found(run, monkeypatch, passed):
 WRONG_USE = {
     "no-such-command": (("dmeo",), "dmeo"),
     "no-such-option": (("bench", "--siute", "seed"), "--siute"),
-    "nothing-to-bench": (("bench",), "--suite or --shape"),
+    "nothing-to-bench": (("bench",), "--suite, --shape or --model"),
     "unknown-suite": (("bench", "--suite", "seeds"), "suite must be one of"),
     "no-shape": (("bench", "--shape", "16x16"), "MxNxK"),
     "empty-shape": (("bench", "--shape", "0x16x16"), "at least 1"),
@@ -168,7 +213,9 @@ WRONG_USE = {
     "unknown-activation": (("bench", "--shape", "2x2x2", "--activation", "elu"), "activation must be one of none"),
     "unknown-variant": (("bench", "--shape", "2x2x2", "--variants", "best"), "variants must be among"),
     "no-m": (("bench", "--suite", "gate", "--m", "one"), "m must be integers"),
-    "no-case-left": (("bench", "--suite", "gate", "--m", "7"), "no case is left"),
+    "no-case-left": (("bench", "--suite", "seed", "--m", "7"), "no case is left"),
+    "m-of-none": (("bench", "--suite", "gate", "--m", "0"), "m must be integers >= 1"),
+    "unknown-column": (("bench", "--shape", "2x2x2", "--columns", "hot"), "columns must be among"),
     "no-repetitions": (("bench", "--suite", "gate", "--repetitions", "0"), "repetitions"),
     "repetitions-text": (("bench", "--suite", "gate", "--repetitions", "many"), "--repetitions"),
     "no-budget": (("demo", "--budget", "soon"), "budget must be a time"),
@@ -177,6 +224,9 @@ WRONG_USE = {
     "bad-index": (("verify", "--device", "cuda:first"), "cuda:INDEX"),
     "cpu-index": (("verify", "--device", "cpu:1"), "device must be"),
     "missing-rows": (("bench", "--from", "no-such-rows.jsonl"), "no-such-rows.jsonl"),
+    "compare-one": (("bench", "compare", "a.jsonl"), "after"),
+    "compare-missing": (("bench", "compare", "a.jsonl", "b.jsonl"), "a.jsonl"),
+    "no-such-bench": (("bench", "comprae"), "comprae"),
     "explain-missing": (("explain", "16", "16"), "K"),
     "explain-negative": (("explain", "16", "16", "--", "-5"), "k must be an integer >= 0; got -5"),
     "explain-text": (("explain", "a", "16", "16"), "'M'"),

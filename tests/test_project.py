@@ -158,4 +158,4 @@ def test_every_make_target_in_the_documents_exists():
 
 def test_the_readme_shows_what_the_records_say():
     command = [sys.executable, str(ROOT / "results" / "summarize.py"), "--check"]
-    assert subprocess.run(command, check=False).returncode == 0, "run `python results/summarize.py`"
+    assert subprocess.run(command, check=False).returncode == 0, "run `make readme`"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +13,7 @@ from decompose_k.bench.plots import make_plots
 from decompose_k.bench.report import report_html, write_report
 from decompose_k.bench.rows import Row, append_jsonl, read_jsonl, write_csv
 from decompose_k.bench.summary import duels, duration, findings, per_second, tallies, times
+from pages_for_tests import Page
 from rows_for_tests import pair, row
 
 GRID = [
@@ -32,39 +32,6 @@ ROUTER = [
 ]
 LORA = pair(5.0, 2.0, suite="lora", name='LoRA <r=8> & "co"', m=1, n=8, k=14336, out_dtype="fp32", status="unverified")
 ROWS = GRID + ROUTER + LORA
-
-
-class Page(HTMLParser):
-    """Every element of a page with its attributes, and the texts of table cells."""
-
-    VOID = frozenset({"meta", "input", "path", "use", "rect", "link", "br"})
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open, self.cells = [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag == "td":
-            self.cells.append("")
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "td":
-            self.cells[-1] += data
-
-    def count(self, tag):
-        return sum(name == tag for name, _ in self.elements)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +109,7 @@ def test_a_verdict_needs_more_than_the_noise(torch_us, ours_us, spread, verdict)
 def test_the_fastest_of_ours_is_compared_and_a_repeated_case_counts_once():
     rows = [
         row(10),
+        row(1, variant="static", ours=True, static_b=True),
         row(8, variant="auto", ours=True),
         row(4, variant="split", ours=True),
         row(6, variant="torch-cast"),
@@ -199,7 +167,8 @@ def test_ratios_and_rates_are_short():
 
 def test_there_is_a_plot_of_each_kind():
     plots = {plot.name: plot for plot in make_plots(ROWS)}
-    assert set(plots) == {"speedup-grid-seed-bf16", "latency-seed-bf16", "speedup-router", "speedup-lora", "roofline"}
+    latencies = {f"latency-seed-bf16{size}" for size in ("", "-16", "-32", "-48", "-64")}
+    assert set(plots) == {"speedup-grid-seed-bf16", *latencies, "speedup-router", "speedup-lora", "roofline"}
     for plot in plots.values():
         ElementTree.fromstring(plot.svg)
     for shown in ("2.50×", "0.60×", "8k", "32k", "M = N"):
@@ -220,10 +189,11 @@ def test_the_page_is_well_formed_and_complete(page):
     parsed = Page(page)
     assert parsed.open == []
     assert parsed.count("table") == 3
-    assert parsed.count("svg") == 5
+    assert parsed.count("svg") == 9
     ids = {attributes.get("id") for _, attributes in parsed.elements}
     assert {"suites", "cases", "variants", "roofline"} <= ids
     assert parsed.count("tr") == 3 + 3 + len(ROWS) // 2 + len(ROWS)
+    assert parsed.count("details") == 2
 
 
 def test_the_page_loads_nothing(page):
@@ -265,7 +235,7 @@ def test_the_report_is_made_from_stored_rows_alone(tmp_path):
         folder.mkdir()
         write_report(folder, rows)
     files = sorted(path.relative_to(folders[0]) for path in folders[0].rglob("*") if path.is_file())
-    assert len(files) == 2 + 5
+    assert len(files) == 2 + 9
     for file in files:
         assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes()
 

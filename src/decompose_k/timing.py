@@ -4,10 +4,14 @@ On a GPU ("graph-cold"): input sets that together exceed twice the L2 cache, one
 on each in turn, median over replays divided by the number of calls. Every call reads its operands from device memory
 and no host time is in the number. On a CPU ("rotating"): one call after another, each on the next input set.
 Repetitions of all variants are interleaved, so that a drift of the machine hits all alike.
+
+Beside that, for what a caller sees who uses no graph: `time_events` puts events around eager calls, which on a fast GPU
+reads the host's time as much as the GPU's, and `time_host` takes the host's alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +24,9 @@ from decompose_k.device import Device
 
 GRAPH_COLD = "graph-cold"
 GRAPH_WARM = "graph-warm"
+STREAM_COLD = "stream-cold"
+EVENT = "event"
+HOST = "host"
 CPU_ROTATING = "cpu-rotating"
 
 MAX_SETS = 1024
@@ -33,6 +40,8 @@ GRAPHS = 3
 # Larger than the last-level cache of most CPUs, small enough to fill in a moment.
 CPU_CACHE_BYTES = 32 << 20
 MAX_CPU_SETS = 64
+# Few enough that the launch queue never fills, which would make the host wait for the GPU.
+HOST_CALLS = 20
 
 Inputs = tuple[Any, ...]
 Call = Callable[..., object]
@@ -121,19 +130,15 @@ def _time_calls(
 ) -> dict[str, Timing]:
     for call in variants.values():
         call(*input_sets[0])
-    samples: dict[str, list[float]] = {name: [] for name in variants}
-    deadline = None if seconds is None else clock() + seconds
-    turn = 0
-    for repetition in range(repetitions):
-        if repetition >= MIN_REPETITIONS and deadline is not None and clock() > deadline:
-            break
-        for name in _rotated(tuple(variants), repetition):
-            inputs = input_sets[turn % len(input_sets)]
-            turn += 1
-            start = clock()
-            variants[name](*inputs)
-            samples[name].append((clock() - start) * 1e6)
-    return {name: Timing.of(values, CPU_ROTATING) for name, values in samples.items()}
+    turns = itertools.cycle(input_sets)
+
+    def sample(name: str, _: int) -> float:
+        inputs = next(turns)
+        start = clock()
+        variants[name](*inputs)
+        return (clock() - start) * 1e6
+
+    return _interleaved(variants, sample, CPU_ROTATING, repetitions, seconds, clock)
 
 
 def _time_graphs(
@@ -156,13 +161,93 @@ def _time_graphs(
             graph.replay()
     torch.cuda.synchronize(device)
 
+    def sample(name: str, repetition: int) -> float:
+        return _replay_seconds(captured[name][repetition % graphs]) / calls * 1e6
+
+    return _interleaved(variants, sample, method, repetitions, seconds, clock)
+
+
+def time_events(
+    variants: Mapping[str, Call],
+    input_sets: Sequence[Inputs],
+    device: torch.device | str,
+    *,
+    calls: int = 1,
+    repetitions: int = 30,
+    seconds: float | None = None,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Timing]:
+    """Time eager calls on a GPU by the events around them: `calls` at a time, each on the next input set.
+
+    Where the host needs longer to launch than the GPU to run, this is the host's time. With many calls at a time
+    (`stream-cold`) it is what a stream of eager calls takes.
+    """
+    device = torch.device(device)
+    turns = itertools.cycle(input_sets)
+
+    def sample(name: str, _: int) -> float:
+        inputs = [next(turns) for _ in range(calls)]
+        torch.cuda.synchronize()
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
+        for one in inputs:
+            variants[name](*one)
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / calls
+
+    with torch.cuda.device(device):
+        _warm_up(variants, input_sets)
+        return _interleaved(variants, sample, EVENT if calls == 1 else STREAM_COLD, repetitions, seconds, clock)
+
+
+def time_host(
+    variants: Mapping[str, Call],
+    input_sets: Sequence[Inputs],
+    device: torch.device | str,
+    *,
+    repetitions: int = 30,
+    seconds: float | None = None,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Timing]:
+    """Time what the host spends on an eager call to a GPU: a few calls in a row, without waiting for any of them."""
+    device = torch.device(device)
+
+    def sample(name: str, _: int) -> float:
+        torch.cuda.synchronize()
+        start = clock()
+        for index in range(HOST_CALLS):
+            variants[name](*input_sets[index % len(input_sets)])
+        return (clock() - start) * 1e6 / HOST_CALLS
+
+    with torch.cuda.device(device):
+        _warm_up(variants, input_sets)
+        return _interleaved(variants, sample, HOST, repetitions, seconds, clock)
+
+
+def _warm_up(variants: Mapping[str, Call], input_sets: Sequence[Inputs]) -> None:
+    for call in variants.values():
+        for _ in range(WARM_UPS):
+            call(*input_sets[0])
+
+
+def _interleaved(
+    variants: Mapping[str, Call],
+    sample: Callable[[str, int], float],
+    method: str,
+    repetitions: int,
+    seconds: float | None,
+    clock: Clock,
+) -> dict[str, Timing]:
+    """Samples of all variants in turns, each turn begun by another; fewer once `seconds` have passed."""
     samples: dict[str, list[float]] = {name: [] for name in variants}
     deadline = None if seconds is None else clock() + seconds
     for repetition in range(repetitions):
         if repetition >= MIN_REPETITIONS and deadline is not None and clock() > deadline:
             break
         for name in _rotated(tuple(variants), repetition):
-            samples[name].append(_replay_seconds(captured[name][repetition % graphs]) / calls * 1e6)
+            samples[name].append(sample(name, repetition))
     return {name: Timing.of(values, method) for name, values in samples.items()}
 
 

@@ -8,6 +8,7 @@ import torch
 
 from decompose_k.config import Config
 from decompose_k.kernels.engine import triton_matmul
+from decompose_k.kernels.read import read_launch
 from decompose_k.problem import Problem
 from targets import Target
 
@@ -33,6 +34,12 @@ def engine(
         activation=described.activation,
         out_dtype=described.out_dtype,
     )
+
+
+def read_floor(target: Target, words: int, programs: int, num_warps: int, launch: str) -> None:
+    """One call of the read floor on two operands of `words` 32-bit words."""
+    a, b, out = (torch.empty(count, dtype=torch.int32, device="meta") for count in (words, words, programs))
+    read_launch(a, b, out, launch=launch, num_warps=num_warps).run()
 
 
 def operand(rows: int, columns: int, dtype: torch.dtype, layout: str, row_stride: int | None = None) -> torch.Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from decompose_k.bench.floors import unread
 from decompose_k.config import Config
 from decompose_k.dtypes import default_out_dtype, dtype_name
 from decompose_k.kernels.engine import triton_matmul
+from decompose_k.kernels.read import read_both
 from support import ACTIVATION_NAMES, LAYOUTS, assert_as_good_as_torch, random, with_layout
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -113,3 +115,25 @@ def test_a_config_gives_the_same_bits_twice():
     a, b = operands(5, 9, 515, BF16, BF16)
     results = [triton_matmul(FLAT, a, b, out_dtype=BF16) for _ in range(2)]
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("programs", [1, 5], ids=lambda count: f"{count}-programs")
+@pytest.mark.parametrize("shape", [(1, 16, 1000), (7, 8, 515)], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=dtype_name)
+def test_the_read_floor_reads_every_word(dtype, shape, programs):
+    m, n, k = shape
+    a, b = random((m, k), dtype, seed=1), random((n, k), dtype, seed=2).T
+    if m * k * dtype.itemsize % 4:
+        with pytest.raises(ValueError, match="multiple of 4 bytes"):
+            read_both(a, b, launch="plain", programs=programs, num_warps=4)
+        return
+    folded = read_both(a, b, launch="plain", programs=programs, num_warps=4)
+    assert unread(folded, a, b) == 0.0
+    a[-1, -1] += 1
+    assert unread(folded, a, b) == 1.0
+
+
+def test_the_read_floor_refuses_a_matrix_with_gaps():
+    a = random((8, 64), FP32, seed=1)
+    with pytest.raises(ValueError, match="dense in memory"):
+        read_both(a[:, ::2], a.T, launch="plain", programs=2, num_warps=4)

@@ -32,10 +32,11 @@ _DEMO = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A shape and the activation that follows it."""
+    """A shape, the activation that follows it, and whether b is measured as a static weight as well."""
 
     shape: Shape
     activation: str | None = None
+    static_weight: bool = False
 
     def problem(self, device_type: str, *, static_b: bool = False) -> Problem:
         """The case as a problem on a device type."""
@@ -68,10 +69,12 @@ class LeftOut:
     reason: str
 
 
-def suite_cases(names: Iterable[str]) -> tuple[Case, ...]:
-    """Every case of the named suites; raises ValueError for an unknown one."""
+def corpus_cases(names: Iterable[str]) -> tuple[Case, ...]:
+    """Every case of the named suites of the corpus; raises ValueError for an unknown one."""
     shapes = (shape for name in names for shape in suite(name))
-    return tuple(Case(shape, SUITE_ACTIVATIONS.get(shape.suite)) for shape in dict.fromkeys(shapes))
+    return tuple(
+        Case(shape, SUITE_ACTIVATIONS.get(shape.suite), shape.has_static_weight) for shape in dict.fromkeys(shapes)
+    )
 
 
 def custom_case(
@@ -82,12 +85,14 @@ def custom_case(
     out_dtype: torch.dtype | None = None,
     layout: str = "NN",
     activation: str | None = None,
+    static_weight: bool = False,
+    suite_name: str = CUSTOM,
 ) -> Case:
-    """A case of an explicit shape."""
+    """A case of an explicit shape, outside of the corpus."""
     m, n, k = size
     problem = Problem.make(m, n, k, dtype, b_dtype=b_dtype, out_dtype=out_dtype)
-    shape = Shape(f"{m}x{n}x{k}", CUSTOM, m, n, k, dtype, problem.b_dtype, problem.out_dtype, layout, CUSTOM)
-    return Case(shape, activation)
+    shape = Shape(f"{m}x{n}x{k}", suite_name, m, n, k, dtype, problem.b_dtype, problem.out_dtype, layout, CUSTOM)
+    return Case(shape, activation, static_weight)
 
 
 def with_dtype(case: Case, dtype: torch.dtype) -> Case:
@@ -97,12 +102,26 @@ def with_dtype(case: Case, dtype: torch.dtype) -> Case:
     return replace(case, shape=replace(shape, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype))
 
 
+def with_rows(cases: Iterable[Case], rows: Sequence[int]) -> tuple[Case, ...]:
+    """The cases with other values of M: where M is a batch in place of their own, elsewhere those that have them.
+
+    M is a batch where b is an inference weight. Explicit shapes stay as they are.
+    """
+    chosen: list[Case] = []
+    for case in cases:
+        if case.shape.suite == CUSTOM or (not case.shape.has_static_weight and case.shape.m in rows):
+            chosen.append(case)
+        elif case.shape.has_static_weight:
+            chosen += [replace(case, shape=replace(case.shape, m=m)) for m in rows]
+    return tuple(dict.fromkeys(chosen))
+
+
 def demo_cases() -> tuple[Case, ...]:
     """The seed grid, and router, LoRA, mHC and Gram shapes that people run."""
-    chosen = [case for case in suite_cases(["seed"]) if case.shape.status == "definition"]
+    chosen = [case for case in corpus_cases(["seed"]) if case.shape.status == "definition"]
     for suite_name, name, rows in _DEMO:
-        chosen += [case for case in suite_cases([suite_name]) if case.shape.name == name and case.shape.m in rows]
-    return (*chosen, *suite_cases(["gram"]))
+        chosen += [case for case in corpus_cases([suite_name]) if case.shape.name == name and case.shape.m in rows]
+    return (*chosen, *corpus_cases(["gram"]))
 
 
 def demo_checks() -> tuple[Case, ...]:

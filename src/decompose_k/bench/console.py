@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from decompose_k.bench.compare import FASTER, SAME, SLOWER
 from decompose_k.bench.summary import Duel, duels, duration, findings, tallies, times
 
 if TYPE_CHECKING:
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from decompose_k.bench.check import Checked
+    from decompose_k.bench.compare import Comparison
     from decompose_k.bench.rows import Row
 
 _WRAPPING = ("name", "variant", "chosen", "dtypes", "file", "device", "counts here")
 _LEAST_WIDTH = 10
+_CHANGE_STYLES = {FASTER: "bold cyan", SAME: "dim", SLOWER: "bold red"}
 _VERDICT_STYLES = {"win": "bold cyan", "tie": "dim", "loss": "bold yellow"}
 
 
@@ -91,6 +94,41 @@ def show_findings(console: Console, rows: Sequence[Row], notes: Sequence[str]) -
         console.print("[bold]Left out[/]")
         for note in notes:
             _bullet(console, note)
+
+
+def show_comparison(console: Console, comparison: Comparison, *, only_changes: bool = False) -> None:
+    """Every row of two runs with its verdict, how many changed, and the noise that was allowed for."""
+    headings = ("before", "after", "speed-up", "noise", "verdict")
+    table = bare_table(*headings, left=("suite", "name", "M×N×K", "dtypes", "variant"))
+    for change in comparison.changes:
+        row, verdict = change.after, change.verdict
+        if only_changes and verdict == SAME:
+            continue
+        style = _CHANGE_STYLES[verdict]
+        table.add_row(
+            row.suite,
+            "" if row.name == row.size else row.name,
+            row.size,
+            row.dtypes,
+            row.variant,
+            duration(change.before.p50_us),
+            duration(row.p50_us),
+            f"[{style}]{times(change.ratio)}[/]",
+            f"{100 * change.noise:.0f} %",
+            f"[{style}]{verdict}[/]",
+        )
+    console.print(table)
+    counts = ", ".join(f"{comparison.count(verdict)} {verdict}" for verdict in (FASTER, SAME, SLOWER))
+    _bullet(
+        console, f"{len(comparison.changes)} rows in both: {counts}; of ours slower: {len(comparison.regressions)}."
+    )
+    if comparison.drift is None:
+        _bullet(console, "No baseline of the same torch and Triton is in both: a drift of the machine cannot be told.")
+    else:
+        _bullet(console, f"Between the runs most baselines differ by less than {100 * comparison.drift:.1f} %.")
+    for said, rows in (("only before", comparison.gone), ("only after", comparison.new)):
+        if rows:
+            _bullet(console, f"{len(rows)} rows {said}: {', '.join(dict.fromkeys(row.suite for row in rows))}.")
 
 
 def _bullet(console: Console, text: str) -> None:

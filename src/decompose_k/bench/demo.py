@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decompose_k.bench.cases import Case, demo_cases, demo_checks
 from decompose_k.bench.check import Checked, check_case
 from decompose_k.bench.run import Outcome, Settings, run_cases
+from decompose_k.bench.variant import DEFAULT_VARIANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,9 +25,10 @@ _GPU_REPETITIONS = 30
 
 def settings_for(device: torch.device, budget: float) -> Settings:
     """How the demonstration measures on a device within a budget in seconds."""
+    settings = Settings(_GPU_REPETITIONS, budget=budget, variants=DEFAULT_VARIANTS, columns=())
     if device.type == "cuda":
-        return Settings(repetitions=_GPU_REPETITIONS, budget=budget)
-    return Settings(repetitions=_CPU_REPETITIONS, budget=budget, max_bytes=_CPU_MAX_BYTES, max_flops=_CPU_MAX_FLOPS)
+        return settings
+    return replace(settings, repetitions=_CPU_REPETITIONS, max_bytes=_CPU_MAX_BYTES, max_flops=_CPU_MAX_FLOPS)
 
 
 def run_checks(

@@ -7,54 +7,123 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decompose_k.bench.check import Checked, check, make_inputs
+from decompose_k.bench.check import Broken, Checked, call_first, check, make_inputs
+from decompose_k.bench.columns import COLUMNS, Effort, InputSets, measure_columns
+from decompose_k.bench.compiled import forget_compiled
 from decompose_k.bench.rows import Row
-from decompose_k.bench.search import best_of_choices
-from decompose_k.bench.variants import DEFAULT_VARIANTS, variants_of
+from decompose_k.bench.search import best_of_choices, best_of_options
+from decompose_k.bench.suites import variants_for
+from decompose_k.bench.variant import TORCH
+from decompose_k.bench.variants import variants_of
 from decompose_k.dtypes import dtype_name
-from decompose_k.timing import Timing, make_input_sets, time_variants
+from decompose_k.timing import Timing, make_input_sets, time_events, time_variants
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from decompose_k.bench.cases import Case
     from decompose_k.bench.machine import Ceilings, Machine
+    from decompose_k.bench.variant import Variant
+
+# Of a case's seconds; the further columns share the rest.
+_HEADLINE_SHARE = 0.5
+# Of the headline's samples, which are read to more digits.
+_COLUMN_SHARE = 3
+# Eager calls between two events where a variant cannot be part of our graph.
+_STREAM_CALLS = 50
+_AGAIN = "again"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a case: rows of the variants that are right, those that are wrong, those that raised."""
+
+    rows: list[Row]
+    wrong: list[Checked]
+    broken: list[Broken]
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all cases of one run share."""
+    """What all cases of one run share; without `variants`, a case has those that its suite is there to show."""
 
     device: torch.device
     machine: Machine
     ceilings: Ceilings
     repetitions: int = 30
     seconds: float | None = None
-    variants: tuple[str, ...] = DEFAULT_VARIANTS
+    variants: tuple[str, ...] | None = None
     search: bool = False
+    columns: tuple[str, ...] = COLUMNS
 
-    def measure(self, case: Case) -> tuple[list[Row], list[Checked]]:
-        """Rows of the variants that are right, and the checks of those that are not, which are not timed."""
+    def measure(self, case: Case) -> Measured:
+        """Check and time every variant of a case."""
+        forget_compiled()
         generator = torch.Generator(self.device).manual_seed(0)
         input_sets = make_input_sets(lambda: make_inputs(case, self.device, generator), case.bytes, self.device)
-        chosen = variants_of(case, self.device, self.variants)
-        if self.search:
-            chosen = tuple(best_of_choices(case, variant, input_sets, self.device) for variant in chosen)
-        checks = check(case, chosen, *input_sets[0])
+        names = variants_for(case.shape.suite) if self.variants is None else self.variants
+        chosen, broken = call_first(case, variants_of(case, self.device, names), *input_sets[0])
+        if not chosen or chosen[0].name != TORCH:
+            return Measured([], [], broken)
+        chosen = [self._at_its_best(case, variant, input_sets) for variant in chosen]
+        checks = check(case, chosen, input_sets)
         right = [checked for checked in checks if checked.passed]
-        failures = [checked for checked in checks if not checked.passed]
+        wrong = [checked for checked in checks if not checked.passed]
         if not right:
-            return [], failures
+            return Measured([], wrong, broken)
+        variants = [checked.variant for checked in right]
+        timings, noise = self._headline(case, variants, input_sets)
+        effort = Effort(max(3, self.repetitions // _COLUMN_SHARE), self._column_seconds())
+        columns = measure_columns(case, variants, input_sets, self.device, self.columns, effort)
+        rows = [
+            self._row(
+                checked,
+                timings[checked.variant.name],
+                noise,
+                {f"{name}_us": found.get(checked.variant.name) for name, found in columns.items()},
+            )
+            for checked in right
+        ]
+        return Measured(rows, wrong, broken)
+
+    def _at_its_best(self, case: Case, variant: Variant, input_sets: InputSets) -> Variant:
+        variant = best_of_options(case, variant, input_sets, self.device)
+        return best_of_choices(case, variant, input_sets, self.device) if self.search else variant
+
+    def _headline(
+        self, case: Case, variants: Sequence[Variant], input_sets: InputSets
+    ) -> tuple[dict[str, Timing], float]:
+        """Every variant's time, and by how much two timings of one of them differ: that of ours, if there is one."""
+        calls = {variant.name: variant.call for variant in variants if variant.capturable}
+        twice = next((variant for variant in variants if variant.ours and variant.capturable), variants[0])
+        seconds = None if self.seconds is None else _HEADLINE_SHARE * self.seconds
         timings = time_variants(
-            {checked.variant.name: checked.variant.call for checked in right},
+            {**calls, _AGAIN: twice.call},
             input_sets,
             self.device,
             bytes_per_set=case.bytes,
             repetitions=self.repetitions,
-            seconds=self.seconds,
+            seconds=seconds,
         )
-        rows = [self._row(checked, timings[checked.variant.name]) for checked in right]
-        return rows, failures
+        again, first = timings.pop(_AGAIN).p50_us, timings[twice.name].p50_us
+        own_graphs = {variant.name: variant.call for variant in variants if not variant.capturable}
+        if own_graphs:
+            timings |= time_events(
+                own_graphs,
+                input_sets,
+                self.device,
+                calls=_STREAM_CALLS,
+                repetitions=self.repetitions,
+                seconds=self._column_seconds(),
+            )
+        return timings, max(again, first) / min(again, first) - 1
 
-    def _row(self, checked: Checked, timing: Timing) -> Row:
+    def _column_seconds(self) -> float | None:
+        if self.seconds is None:
+            return None
+        return (1 - _HEADLINE_SHARE) * self.seconds / (len(COLUMNS) + 1)
+
+    def _row(self, checked: Checked, timing: Timing, noise: float, columns: dict[str, float | None]) -> Row:
         case, variant, machine = checked.case, checked.variant, self.machine
         shape = case.shape
         return Row(
@@ -93,4 +162,7 @@ class Bench:
             version=machine.version,
             commit=machine.commit,
             date=machine.date,
+            noise=noise,
+            chosen=None if variant.chosen is None else variant.chosen(),
+            **columns,
         )

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import html
 import importlib.resources
-import json
-from dataclasses import dataclass
+import statistics
 from typing import TYPE_CHECKING
 
-from decompose_k.bench.plots import Plot, make_plots
+from decompose_k.bench.page import bullets, section
+from decompose_k.bench.plots import make_plots
+from decompose_k.bench.plots.base import Plot
 from decompose_k.bench.rows import CSV_NAME, Row, write_csv
-from decompose_k.bench.summary import (
-    Duel,
-    Tally,
-    distinct,
-    duels,
-    duration,
-    findings,
-    group_cases,
-    per_second,
-    tallies,
-    times,
-)
-from decompose_k.config import Config
+from decompose_k.bench.suites import DESCRIPTIONS
+from decompose_k.bench.summary import Duel, distinct, duels, findings, per_second, times
+from decompose_k.bench.tables import case_table, headroom_table, variant_table, versus_table
+from decompose_k.bench.versus import guidance, headroom, versus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,35 +29,24 @@ _DARK_SVG_STYLE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table: its heading, whether it holds numbers, and what the heading means."""
-
-    heading: str
-    is_number: bool = False
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell: what is shown, what it is sorted by, and its class."""
-
-    text: str
-    key: float | str
-    css: str = ""
-
-
 def write_report(folder: Path, rows: Sequence[Row], notes: Sequence[str] = ()) -> Path:
     """Write rows.csv, plots/*.svg and report.html for rows into a folder; returns the report's path."""
+    rows = in_order(rows)
     plots = make_plots(rows)
     write_csv(folder / CSV_NAME, rows)
     plot_folder = folder / PLOT_FOLDER
     plot_folder.mkdir(exist_ok=True)
     for plot in plots:
-        (plot_folder / f"{plot.name}.svg").write_text(_standalone(plot.svg), encoding="utf-8")
+        (plot_folder / f"{plot.name}.svg").write_text(standalone_svg(plot.svg), encoding="utf-8")
     path = folder / REPORT_NAME
     path.write_text(report_html(rows, plots, notes), encoding="utf-8")
     return path
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows by suite, shape and size, whatever the order in which a budget was spent; variants keep theirs."""
+    suites = distinct(rows, lambda row: row.suite)
+    return sorted(rows, key=lambda row: (suites.index(row.suite), row.name, row.m, row.n, row.k))
 
 
 def report_html(rows: Sequence[Row], plots: Sequence[Plot], notes: Sequence[str] = ()) -> str:
@@ -74,12 +55,13 @@ def report_html(rows: Sequence[Row], plots: Sequence[Plot], notes: Sequence[str]
     device = ", ".join(distinct(rows, lambda row: row.device))
     sections = [
         _header(rows, device),
-        _section("What was found", _headline(all_duels) + _list(findings(rows)) + _notes(notes)),
-        _section("By suite", _table("suites", *_suite_table(tallies(all_duels)))) if all_duels else "",
-        _section("Plots", f'<div class="plots">{"".join(map(_figure, plots))}</div>') if plots else "",
-        _section("Every case", _table("cases", *_case_table(all_duels))) if all_duels else "",
-        _section("Every variant", _table("variants", *_variant_table(rows))),
-        _section("How it was measured", _method(rows)),
+        section("What was found", _headline(all_duels) + bullets(findings(rows)) + _notes(notes)),
+        section("When to use it, and when not", _advice(rows)) if all_duels else "",
+        section("Against each alternative", _comparison(rows)) if all_duels else "",
+        section("Plots", _gallery(plots)) if plots else "",
+        section("Every case", str(case_table(rows))) if all_duels else "",
+        section("Every variant", str(variant_table(rows))),
+        section("How it was measured", _method(rows)),
     ]
     return f"""<!doctype html>
 <html lang="en">
@@ -139,129 +121,35 @@ def _headline(all_duels: Sequence[Duel]) -> str:
     return f'<div class="tiles">{body}</div>'
 
 
-def _suite_table(all_tallies: Sequence[Tally]) -> tuple[list[Column], list[list[Cell]]]:
-    columns = [
-        Column("suite"),
-        Column("dtypes"),
-        Column("cases", True),
-        Column("wins", True),
-        Column("ties", True, "within 3 %, or ranges p20 to p80 overlap"),
-        Column("losses", True),
-        Column("min", True),
-        Column("median", True),
-        Column("max", True),
-        Column("lost cases"),
+def _advice(rows: Sequence[Row]) -> str:
+    what = [
+        f"{suite}: {DESCRIPTIONS[suite]}" for suite in distinct(rows, lambda row: row.suite) if suite in DESCRIPTIONS
     ]
-    lines = []
-    for tally in all_tallies:
-        counts = [tally.count(verdict) for verdict in ("win", "tie", "loss")]
-        ratios = (tally.speedups[0], tally.median, tally.speedups[-1])
-        lost = "; ".join(f"{duel.title} {times(duel.speedup)}" for duel in tally.losses) or "none"
-        lines.append(
-            [
-                _text(tally.suite),
-                _text(tally.dtypes),
-                Cell(str(len(tally.duels)), len(tally.duels)),
-                *(Cell(str(count), count) for count in counts),
-                *(Cell(times(ratio), ratio) for ratio in ratios),
-                Cell(lost, len(tally.losses), "wide"),
-            ]
-        )
-    return columns, lines
-
-
-def _case_table(all_duels: Sequence[Duel]) -> tuple[list[Column], list[list[Cell]]]:
-    columns = [
-        Column("suite"),
-        Column("name"),
-        *(Column(name, True) for name in ("M", "N", "K")),
-        Column("dtypes"),
-        Column("torch", True, "median of torch.mm in these dtypes, activation included"),
-        Column("Decompose-K", True, "median of the fastest of ours"),
-        Column("speed-up", True),
-        Column("verdict"),
-        Column("× roofline", True, "our median over the least time under the measured ceilings"),
-        Column("fastest of ours"),
-        Column("config"),
-    ]
-    lines = []
-    for duel in all_duels:
-        row = duel.ours
-        lines.append(
-            [
-                _text(row.suite),
-                _text(row.name + (" (unverified)" if row.status == "unverified" else "")),
-                *(Cell(str(size), size) for size in (row.m, row.n, row.k)),
-                _text(row.dtypes),
-                _time(duel.baseline),
-                _time(row),
-                Cell(times(duel.speedup), duel.speedup, "strong"),
-                Cell(duel.verdict, duel.verdict, duel.verdict),
-                Cell(times(row.p50_us / row.roofline_us), row.p50_us / row.roofline_us),
-                _text(row.label),
-                _text(_config(row)),
-            ]
-        )
-    return columns, lines
-
-
-def _variant_table(rows: Sequence[Row]) -> tuple[list[Column], list[list[Cell]]]:
-    columns = [
-        Column("suite"),
-        Column("name"),
-        Column("M×N×K"),
-        Column("dtypes"),
-        Column("layout", hint="NT: b stored as [N, K]; TN: a stored as [K, M]"),
-        Column("activation"),
-        Column("variant"),
-        *(Column(name, True) for name in ("p20", "p50", "p80")),
-        Column("error", True, "relative Frobenius error against fp64"),
-        Column("torch's error", True, "the same of torch's own op in these dtypes"),
-        Column("config"),
-    ]
-    lines = [
-        [
-            _text(row.suite),
-            _text(row.name),
-            Cell(row.size, row.m * row.n * row.k),
-            _text(row.dtypes),
-            _text(row.layout),
-            _text(row.activation or "none"),
-            _text(row.label),
-            *(Cell(duration(value), value) for value in (row.p20_us, row.p50_us, row.p80_us)),
-            Cell(f"{row.error:.1e}", row.error),
-            Cell(f"{row.torch_error:.1e}", row.torch_error),
-            _text(_config(row)),
-        ]
-        for case in group_cases(rows)
-        for row in case
-    ]
-    return columns, lines
-
-
-def _table(name: str, columns: Sequence[Column], lines: Sequence[Sequence[Cell]]) -> str:
-    head = "".join(
-        f'<th scope="col"{" class=number" if column.is_number else ""}'
-        f"{f' title={json.dumps(html.escape(column.hint))}' if column.hint else ''}>"
-        f'<button type="button">{html.escape(column.heading)}</button></th>'
-        for column in columns
-    )
-    body = "".join(f"<tr>{''.join(map(_cell, columns, line))}</tr>\n" for line in lines)
-    search = (
-        f'<input type="search" data-table="{name}" placeholder="filter, such as router" aria-label="filter the table">'
-        if len(lines) > 8
-        else ""
-    )
     return (
-        f'{search}<div class="scroll" tabindex="0"><table id="{name}" class="sortable">'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+        "<p>By suite and by M, the rows of A, against the fastest alternative that was measured for each shape.</p>"
+        f"{bullets(guidance(rows))}"
+        "<p>Where results must equal <code>torch.mm</code> bit for bit, stay with torch: the two agree to rounding.</p>"
+        f"<details><summary>What the suites are</summary>{bullets(what)}</details>"
     )
 
 
-def _cell(column: Column, cell: Cell) -> str:
-    classes = " ".join(name for name in ("number" if column.is_number else "", cell.css) if name)
-    css = f' class="{classes}"' if classes else ""
-    return f'<td{css} data-key="{html.escape(str(cell.key))}">{html.escape(cell.text)}</td>'
+def _comparison(rows: Sequence[Row]) -> str:
+    floors = headroom(rows)
+    text = str(versus_table(versus(rows)))
+    if floors:
+        text += (
+            "<h3>What is left to gain</h3><p>Our median over that of a kernel that only reads both operands, launched"
+            f" the same way: nothing that reads them can be faster.</p>{headroom_table(floors)}"
+        )
+    return text
+
+
+def _gallery(plots: Sequence[Plot]) -> str:
+    beside = "".join(_figure(plot) for plot in plots if not plot.is_detail and not plot.is_wide)
+    alone = "".join(_figure(plot) for plot in plots if not plot.is_detail and plot.is_wide)
+    details = "".join(_figure(plot) for plot in plots if plot.is_detail)
+    folded = f"<details><summary>Each M = N by itself</summary>{details}</details>" if details else ""
+    return f'<div class="plots">{beside}</div>{alone}{folded}'
 
 
 def _method(rows: Sequence[Row]) -> str:
@@ -270,6 +158,8 @@ def _method(rows: Sequence[Row]) -> str:
         " function once on each in turn, time of a replay divided by the calls. Operands come from device memory and no"
         " host time is counted.",
         "graph-warm": "graph-warm: one CUDA graph over input sets that fit the L2 cache, where operands may stay.",
+        "stream-cold": "stream-cold: eager calls one after another on such input sets, for what runs a CUDA graph of"
+        " its own and cannot be part of ours; the host's time is in it where the host is slower than the GPU.",
         "cpu-rotating": "cpu-rotating: one call after another, each on another input set, host time included.",
     }
     methods = distinct(rows, lambda row: row.timing)
@@ -279,42 +169,31 @@ def _method(rows: Sequence[Row]) -> str:
         f"{counts[0]} to {counts[-1]} samples of each variant, the variants interleaved; p50 is the median.",
         "Every variant was checked against fp64 before it was timed: its error may be at most twice torch's own in the"
         " same dtypes, or what one rounding of the result costs where that is more.",
-        "A tie is a difference of at most 3 %, or overlapping ranges from the 20th to the 80th percentile.",
+        "A tie is a difference within the noise, or overlapping ranges from the 20th to the 80th percentile. The noise"
+        f" is by how much two timings of one version differed in the same run, but at least 3 %{_noise(rows)}.",
+        "Ours is what a caller gets without asking; static weight is ours with the promise that nothing shortly before"
+        " in the stream writes b, which is true of weights at inference.",
         "The roofline is the longer of moving every operand once at the measured bandwidth, and computing at the rate"
         " that a large square torch.mm reached.",
     ]
-    return _list(texts)
+    return bullets(texts)
+
+
+def _noise(rows: Sequence[Row]) -> str:
+    noises = [row.noise for row in rows if row.noise is not None]
+    return f"; its median here was {100 * statistics.median(noises):.1f} %" if noises else ""
 
 
 def _figure(plot: Plot) -> str:
+    css = ' class="wide"' if plot.is_wide else ""
     return (
-        f'<figure id="{plot.name}"><figcaption><b>{html.escape(plot.title)}</b>'
-        f"<span>{html.escape(plot.caption)}</span></figcaption>{plot.svg}</figure>"
+        f'<figure id="{plot.name}"{css}><figcaption><b>{html.escape(plot.title)}</b>'
+        f"<span>{html.escape(plot.caption)}</span></figcaption><div>{plot.svg}</div></figure>"
     )
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section>\n<h2>{title}</h2>\n{body}\n</section>\n"
-
-
 def _notes(notes: Sequence[str]) -> str:
-    return f"<h3>Left out</h3>{_list(notes)}" if notes else ""
-
-
-def _list(texts: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
-
-
-def _text(text: str) -> Cell:
-    return Cell(text, text)
-
-
-def _time(row: Row) -> Cell:
-    return Cell(duration(row.p50_us), row.p50_us)
-
-
-def _config(row: Row) -> str:
-    return "" if row.config is None else str(Config.from_json(row.config))
+    return f"<h3>Left out</h3>{bullets(notes)}" if notes else ""
 
 
 def _ceiling(rows: Sequence[Row]) -> str:
@@ -331,7 +210,8 @@ def _span(dates: Sequence[str]) -> str:
     return f"{first} UTC" if first == last else f"{first} to {last} UTC"
 
 
-def _standalone(svg: str) -> str:
+def standalone_svg(svg: str) -> str:
+    """A plot's SVG as a file of its own, in dark colours where the reader prefers them."""
     end = svg.index(">") + 1
     return svg[:end] + _DARK_SVG_STYLE + svg[end:]
 

@@ -16,9 +16,13 @@ JSONL_NAME = "rows.jsonl"
 CSV_NAME = "rows.csv"
 
 _NUMBERS = ("p20_us", "p50_us", "p80_us", "error", "torch_error", "bandwidth", "rate")
+_MAY_BE_ZERO = ("error", "torch_error", "noise")
 _COUNTS = ("m", "n", "k", "bytes", "flops", "repetitions")
 _FLAGS = ("static_b", "ours")
-_NULLABLE = ("activation", "config", "triton", "commit")
+# Measured since later: what a row of earlier records does not say.
+_OPTIONAL_TIMES = ("warm_us", "weight_cold_us", "event_us", "host_us")
+_OPTIONAL = (*_OPTIONAL_TIMES, "noise", "chosen")
+_NULLABLE = ("activation", "config", "triton", "commit", *_OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,10 @@ class Row:
     and `torch_error` are relative Frobenius errors against fp64, of this variant and of torch in the same dtypes.
     `bytes` and `flops` are the least the case needs; `bandwidth` (bytes/s) and `rate` (flop/s) are the ceilings
     measured on the device in the same run. `timing` names the method of `decompose_k.timing`.
+
+    Further medians, where they were measured: `warm_us` with all operands in the cache, `weight_cold_us` with a in the
+    cache and b in memory, `event_us` by the events around one eager call, `host_us` of the host alone. `noise` is by
+    how much two timings of one version differed in this run: 0.02 is 2 %. `chosen` is what an autotuner inside chose.
     """
 
     suite: str
@@ -66,6 +74,12 @@ class Row:
     version: str
     commit: str | None
     date: str
+    warm_us: float | None = None
+    weight_cold_us: float | None = None
+    event_us: float | None = None
+    host_us: float | None = None
+    noise: float | None = None
+    chosen: str | None = None
 
     @property
     def case(self) -> tuple[Any, ...]:
@@ -109,7 +123,7 @@ class Row:
         if not isinstance(values, dict):
             raise TypeError(f"a row must be a JSON object; got {type(values).__name__}")
         names = {field.name for field in fields(cls)}
-        missing, unknown = sorted(names - set(values)), sorted(set(values) - names)
+        missing, unknown = sorted(names - set(values) - set(_OPTIONAL)), sorted(set(values) - names)
         if missing or unknown:
             raise ValueError(f"a row lacks {missing or 'nothing'} and has unknown fields {unknown or 'none'}")
         for name, value in values.items():
@@ -127,10 +141,26 @@ def describe_dtypes(a: str, b: str, out: str) -> str:
 
 
 def append_jsonl(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows at the end of a JSON-lines file, one object a line."""
+    """Add rows at the end of a JSON-lines file, one object a line, in one piece."""
     with path.open("a", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row.to_json()) + "\n")
+        file.write("".join(json.dumps(row.to_json()) + "\n" for row in rows))
+
+
+def mend_jsonl(path: Path) -> bool:
+    """Remove what an interruption left of a line, and the rows of its case, which are then measured anew.
+
+    Returns whether there was anything to remove.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    if not lines or lines[-1].endswith("\n"):
+        return False
+    whole = lines[:-1]
+    if whole:
+        last = Row.from_json(json.loads(whole[-1])).case
+        while whole and Row.from_json(json.loads(whole[-1])).case == last:
+            whole.pop()
+    path.write_text("".join(whole), encoding="utf-8")
+    return True
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
@@ -166,7 +196,7 @@ def read_jsonl(path: Path) -> tuple[Row, ...]:
 def _problem_with(name: str, value: Any) -> str | None:
     if value is None and name in _NULLABLE:
         return None
-    if name in _NUMBERS:
+    if name in (*_NUMBERS, *_OPTIONAL_TIMES, "noise"):
         return _number_problem(name, value)
     if name in _COUNTS:
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -180,6 +210,6 @@ def _problem_with(name: str, value: Any) -> str | None:
 
 def _number_problem(name: str, value: Any) -> str | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if name in ("error", "torch_error"):
+    if name in _MAY_BE_ZERO:
         return None if is_number and value >= 0 else "a finite number >= 0"
     return None if is_number and value > 0 else "a finite number > 0"

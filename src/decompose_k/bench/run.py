@@ -7,20 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from decompose_k.accuracy import brief
 from decompose_k.bench.cases import Case, LeftOut, affordable
-from decompose_k.bench.check import Checked
+from decompose_k.bench.check import Broken, Checked
+from decompose_k.bench.columns import COLUMNS
 from decompose_k.bench.machine import Ceilings, Machine, measure_ceilings, rate_dtype
 from decompose_k.bench.measure import Bench
-from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, read_jsonl
+from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, mend_jsonl, read_jsonl
 from decompose_k.bench.search import compile_choices
-from decompose_k.bench.variants import DEFAULT_VARIANTS
+from decompose_k.bench.suites import variants_for
 from decompose_k.device import free_bytes
 from decompose_k.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import torch
 
     from decompose_k.timing import Clock
 
@@ -34,32 +36,36 @@ Announce = Callable[[str], None]
 class Settings:
     """How a list of cases is measured: samples of each variant, seconds for a case's timing, seconds for everything.
 
-    `search` gives each variant the best of its configs; `jobs` processes compile their kernels first.
+    Without `variants`, a case has those that its suite is there to show. `search` gives each variant the best of its
+    configs; `jobs` processes compile their kernels first. `columns` are measured beside the headline.
     """
 
     repetitions: int = 30
     seconds: float | None = None
     budget: float | None = None
-    variants: tuple[str, ...] = DEFAULT_VARIANTS
+    variants: tuple[str, ...] | None = None
     search: bool = False
     jobs: int = 1
+    columns: tuple[str, ...] = COLUMNS
     max_flops: float = float("inf")
     max_bytes: float = float("inf")
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came out: rows, variants that were wrong, cases that were not measured."""
+    """What came out: rows, variants of ours that were wrong or raised, alternatives that did, cases not measured."""
 
     rows: list[Row] = field(default_factory=list)
-    failures: list[Checked] = field(default_factory=list)
+    failures: list[Checked | Broken] = field(default_factory=list)
+    missing: list[Broken] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
-        """One sentence for each case left out and each wrong variant."""
+        """One sentence for each case left out, each variant that was wrong or could not run."""
         wrong = [f"WRONG and not timed: {failure}" for failure in self.failures]
-        return wrong + [f"{left.case}: {left.reason}" for left in self.left_out]
+        missing = [f"not measured: {broken}" for broken in self.missing]
+        return wrong + missing + [f"{left.case}: {left.reason}" for left in self.left_out]
 
 
 def open_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> list[Row]:
@@ -71,7 +77,8 @@ def open_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / JSONL_NAME
     if path.exists() and resume:
-        return list(read_jsonl(path))
+        mend_jsonl(path)
+        return list(read_jsonl(path)) if path.stat().st_size else []
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; resume it, overwrite it or choose another output folder")
     path.write_text("", encoding="utf-8")
@@ -108,22 +115,38 @@ def run_cases(
         settings.seconds,
         settings.variants,
         settings.search and device.type == "cuda",
+        settings.columns,
     )
     if bench.search:
         announce("compiling the candidates")
-        compile_choices(todo, settings.variants, device, settings.jobs)
+        compile_choices(todo, lambda case: settings.variants or variants_for(case.shape.suite), device, settings.jobs)
+    spent: list[float] = []
     for place, case in enumerate(todo):
-        left = None if deadline is None else deadline - clock()
-        if left is not None and left <= 0:
+        started = clock()
+        left = None if deadline is None else deadline - started
+        # A case that would likely end past the budget is not begun: whoever stops the run from outside takes its rows.
+        if left is not None and left <= sum(spent) / max(1, len(spent)):
             outcome.left_out += [LeftOut(case, "the time budget was used up") for case in todo[place:]]
             break
         announce(str(case))
         share = None if left is None else _TIMED_SHARE * left / (len(todo) - place)
-        rows, failures = replace(bench, seconds=_least(settings.seconds, share)).measure(case)
-        append_jsonl(folder / JSONL_NAME, rows)
-        outcome.rows += rows
-        outcome.failures += failures
+        _measure(replace(bench, seconds=_least(settings.seconds, share)), case, folder, outcome)
+        spent.append(clock() - started)
     return outcome
+
+
+def _measure(bench: Bench, case: Case, folder: Path, outcome: Outcome) -> None:
+    try:
+        measured = bench.measure(case)
+    except torch.OutOfMemoryError as error:
+        outcome.left_out.append(LeftOut(case, brief(error)))
+        return
+    append_jsonl(folder / JSONL_NAME, measured.rows)
+    outcome.rows += measured.rows
+    outcome.failures += [checked for checked in measured.wrong if checked.variant.ours]
+    outcome.failures += [broken for broken in measured.broken if broken.variant.ours]
+    outcome.missing += [checked.as_broken() for checked in measured.wrong if not checked.variant.ours]
+    outcome.missing += [broken for broken in measured.broken if not broken.variant.ours]
 
 
 def _ceilings(cases: Sequence[Case], device: torch.device) -> Ceilings:

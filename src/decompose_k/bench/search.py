@@ -6,18 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decompose_k.accuracy import Judge
-from decompose_k.bench.variants import UNFUSED, Variant, variants_of
+from decompose_k.bench.variants import variants_of
 from decompose_k.compiling import Work, compile_ahead
-from decompose_k.search import SEARCH_CALLS, search
+from decompose_k.search import QUICK_REPETITIONS, SEARCH_CALLS, search
 from decompose_k.timing import Timing, time_variants
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
     from decompose_k.accuracy import Product
     from decompose_k.bench.cases import Case
+    from decompose_k.bench.variant import Variant
     from decompose_k.problem import Problem
 
 
@@ -47,11 +48,34 @@ def best_of_choices(
     return variant if best is None else variant.with_config(best)
 
 
-def compile_choices(cases: Sequence[Case], names: Sequence[str], device: torch.device, jobs: int) -> None:
-    """Compile every Triton kernel that a search will try, in `jobs` processes."""
+def best_of_options(
+    case: Case,
+    variant: Variant,
+    input_sets: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    device: torch.device,
+) -> Variant:
+    """The variant with the fastest of its options; itself where it has none."""
+    if not variant.options:
+        return variant
+    timings = time_variants(
+        variant.options,
+        input_sets,
+        device,
+        bytes_per_set=case.bytes,
+        repetitions=QUICK_REPETITIONS,
+        graph_calls=SEARCH_CALLS,
+        graphs=1,
+    )
+    return variant.with_option(min(timings, key=lambda name: timings[name].p50_us))
+
+
+def compile_choices(
+    cases: Sequence[Case], names: Callable[[Case], Sequence[str]], device: torch.device, jobs: int
+) -> None:
+    """Compile every Triton kernel that a search will try, in `jobs` processes; `names` tells a case's variants."""
     work: list[Work] = []
     for case in cases:
-        for variant in variants_of(case, device, names):
+        for variant in variants_of(case, device, names(case)):
             problem = _problem(case, variant, device)
             work += [(problem, config) for config in variant.choices if config.backend == "triton"]
     compile_ahead(work, device, jobs)
@@ -59,4 +83,4 @@ def compile_choices(cases: Sequence[Case], names: Sequence[str], device: torch.d
 
 def _problem(case: Case, variant: Variant, device: torch.device) -> Problem:
     problem = case.problem(device.type, static_b=variant.static_b)
-    return replace(problem, activation=None) if variant.name == UNFUSED else problem
+    return problem if variant.fused else replace(problem, activation=None)

@@ -7,6 +7,10 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from decompose_k.bench.suites import CROSSOVER
+from decompose_k.bench.variant import AUTO, BASELINES, TORCH, TORCH_CAST
+from decompose_k.timing import STREAM_COLD
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -16,9 +20,9 @@ if TYPE_CHECKING:
 TIE = 0.03
 # A quiet machine stays far below this ratio of the 80th to the 20th percentile.
 NOISY = 1.5
-TORCH = "torch"
-TORCH_CAST = "torch-cast"
 VERDICTS = ("win", "tie", "loss")
+# In place of one baseline's name: the fastest of all that were measured in the same way.
+FASTEST = "fastest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,12 @@ class Duel:
 
     @property
     def verdict(self) -> str:
-        """`win` or `loss` where the medians differ by over 3 % and the ranges p20..p80 do not overlap, else `tie`."""
-        if abs(math.log(self.speedup)) <= math.log1p(TIE):
+        """`win` or `loss` where the medians differ by more than the noise and p20..p80 do not overlap, else `tie`.
+
+        The noise is what two timings of one version differed by in the run, but at least 3 %.
+        """
+        noise = max(TIE, self.ours.noise or 0.0, self.baseline.noise or 0.0)
+        if abs(math.log(self.speedup)) <= math.log1p(noise):
             return "tie"
         if self.ours.p80_us < self.baseline.p20_us:
             return "win"
@@ -85,16 +93,27 @@ def group_cases(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def fastest_of_ours(case: Sequence[Row]) -> Row | None:
-    """The variant of ours with the lowest median; None where none was measured."""
-    return min((row for row in case if row.ours), key=lambda row: row.p50_us, default=None)
+    """The variant of ours with the lowest median that needs no promise of a static weight; None without one."""
+    return min((row for row in case if row.ours and not row.static_b), key=lambda row: row.p50_us, default=None)
+
+
+def fastest_baseline(case: Sequence[Row]) -> Row | None:
+    """The baseline with the lowest median whose time, like ours, has no share of the host's; None without one."""
+    alike = (row for row in case if row.variant in BASELINES and row.timing != STREAM_COLD)
+    return min(alike, key=lambda row: row.p50_us, default=None)
+
+
+def variant_of(case: Sequence[Row], name: str) -> Row | None:
+    """The row of a variant; None where it was not measured."""
+    return next((row for row in case if row.variant == name), None)
 
 
 def duels(rows: Iterable[Row], baseline: str = TORCH, ours: str | None = None) -> list[Duel]:
-    """Every case that has both the baseline and ours: the named variant, or the fastest of ours."""
+    """Every case that has both the baseline (or any, for `FASTEST`) and ours: the named variant, or our fastest."""
     found = []
     for case in group_cases(rows):
-        mine = fastest_of_ours([row for row in case if ours is None or row.variant == ours])
-        theirs = next((row for row in case if row.variant == baseline), None)
+        mine = fastest_of_ours(case) if ours is None else variant_of(case, ours)
+        theirs = fastest_baseline(case) if baseline == FASTEST else variant_of(case, baseline)
         if mine is not None and theirs is not None:
             found.append(Duel(mine, theirs))
     return found
@@ -113,12 +132,15 @@ def findings(rows: Sequence[Row]) -> list[str]:
     against_torch = duels(rows)
     if not against_torch:
         return ["No case has both torch and Decompose-K, so there is nothing to compare."]
-    sentences = [advice(against_torch), _overall(against_torch, "torch.mm")]
+    sentences = [advice(duels(rows, FASTEST)), _overall(against_torch, "torch.mm")]
     against_copies = duels(rows, TORCH_CAST)
     if against_copies:
         opponent = "torch.mm of fp32 copies (what torch does best with halves where a CPU has no instructions for them)"
         sentences.append(_overall(against_copies, opponent))
-    automatic = duels(rows, ours="auto")
+    if any(row.variant in BASELINES and row.variant not in (TORCH, TORCH_CAST) for row in rows):
+        opponent = "the fastest alternative of each case, torch.compile and the custom-op flow among them"
+        sentences.append(_overall(duels(rows, FASTEST), opponent))
+    automatic = duels(rows, ours=AUTO)
     if automatic:
         sentences.append(_of_auto(automatic))
     if is_noisy(rows):
@@ -147,7 +169,7 @@ def losses_sentence(all_duels: Sequence[Duel], limit: int = 6) -> str:
 def advice(all_duels: Sequence[Duel]) -> str:
     """For which suites and dtypes it pays on this machine."""
     pays, even, costs = [], [], []
-    for tally in tallies(all_duels):
+    for tally in tallies(duel for duel in all_duels if duel.ours.suite != CROSSOVER):
         name = f"{tally.suite} ({tally.dtypes})"
         if tally.count("loss") > tally.count("win"):
             costs.append(name)
@@ -162,7 +184,7 @@ def advice(all_duels: Sequence[Duel]) -> str:
         parts.append(f"expect little from it for {', '.join(even)}")
     if costs:
         parts.append(f"stay with torch for {', '.join(costs)}")
-    return f"On this machine: {'; '.join(parts)}."
+    return f"On this machine: {'; '.join(parts)}." if parts else "Only a sweep was measured, no suite of real shapes."
 
 
 def times(ratio: float) -> str:

@@ -28,8 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, bench, tune, explain, inspect, verify, info):
+for _command in (demo, tune, explain, inspect, verify, info):
     app.command()(_command)
+app.add_typer(bench, name="bench")
 app.add_typer(cache, name="cache")
 
 # What typer raises for an option it does not know or cannot read; its own classes differ between its versions.

@@ -109,7 +109,7 @@ def tune(
             problems = [
                 _problem(case, where, static_b, parse_dtype(bias), batch_invariant, precision)
                 for case in narrowed(cases, rows_of_a, model)
-                for static_b in _promises(static_weight, case.shape.has_static_weight)
+                for static_b in _promises(static_weight, case.static_weight)
             ]
         problems = list(dict.fromkeys(problem.bucketed() for problem in problems))
         seconds = None if budget is None else parse_duration(budget)

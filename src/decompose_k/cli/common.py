@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
-from decompose_k.bench.cases import CUSTOM, Case, custom_case, suite_cases, with_dtype
+from decompose_k.bench.cases import Case, custom_case, with_dtype, with_rows
 from decompose_k.bench.console import progress_bar
+from decompose_k.bench.suites import SUITE_NAMES, suite_cases
 from decompose_k.dtypes import FLOATS, dtype_from_name, dtype_name
 from decompose_k.epilogue import ACTIVATIONS
-from decompose_k.shapes import ALL, OPERAND_LAYOUTS, SUITES, parse_size
+from decompose_k.shapes import OPERAND_LAYOUTS, parse_size
 
 AUTO = "auto"
 DEVICES = (AUTO, "cpu", "cuda")
@@ -22,7 +24,7 @@ DEVICES = (AUTO, "cpu", "cuda")
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (with an index: cuda:1).")]
 SuiteOption = Annotated[
     list[str] | None,
-    typer.Option("--suite", help=f"Suites, repeated or comma-separated: {', '.join((*SUITES, ALL))}."),
+    typer.Option("--suite", help=f"Suites, repeated or comma-separated: {', '.join(SUITE_NAMES)}."),
 ]
 ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="Explicit shape MxNxK, repeated.")]
 DtypeOption = Annotated[str | None, typer.Option(help="Dtype of both operands (bf16 for --shape).")]
@@ -30,7 +32,10 @@ BDtypeOption = Annotated[str | None, typer.Option(help="Dtype of b, for --shape.
 OutDtypeOption = Annotated[str | None, typer.Option(help="Dtype of the result, for --shape.")]
 LayoutOption = Annotated[str, typer.Option(help="NN, NT (nn.Linear weight), TN or TT, for --shape.")]
 ActivationOption = Annotated[str | None, typer.Option(help="none or an activation; by default the suite's own.")]
-RowsOption = Annotated[str | None, typer.Option("--m", help="Only cases with these M, such as 1,16,64.")]
+RowsOption = Annotated[
+    str | None,
+    typer.Option("--m", help="Values of M, such as 1,3,48: any where M is a batch, else only cases that have them."),
+]
 ModelOption = Annotated[str | None, typer.Option(help="Only cases whose name contains this text.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
@@ -114,6 +119,7 @@ def named_cases(
     out_dtype: str | None,
     layout: str,
     activation: str | None,
+    static_weight: bool = False,
 ) -> list[Case]:
     """The cases that suites and shapes name; raises ValueError for what is none."""
     parse_layout(layout)
@@ -130,26 +136,32 @@ def named_cases(
         a = _float_dtype("dtype", dtype or "bf16")
         b = None if b_dtype is None else _float_dtype("b-dtype", b_dtype)
         out = None if out_dtype is None else _float_dtype("out-dtype", out_dtype)
-        cases.append(custom_case(size, a, b_dtype=b, out_dtype=out, layout=layout))
+        cases.append(custom_case(size, a, b_dtype=b, out_dtype=out, layout=layout, static_weight=static_weight))
     if activation is not None:
         chosen = None if activation == "none" else activation
-        cases = [Case(case.shape, chosen) for case in cases]
+        cases = [replace(case, activation=chosen) for case in cases]
     return list(dict.fromkeys(cases))
 
 
 def narrowed(cases: list[Case], rows_of_a: str | None, model: str | None) -> list[Case]:
-    """The cases with these M (explicit shapes keep theirs) and this text in their name; ValueError where none is."""
-    if rows_of_a is not None:
-        try:
-            wanted = {int(text) for text in rows_of_a.split(",")}
-        except ValueError:
-            raise ValueError(f"m must be integers such as 1,16,64; got {rows_of_a!r}") from None
-        cases = [case for case in cases if case.shape.suite == CUSTOM or case.shape.m in wanted]
+    """The cases with this text in their name, at these M; raises ValueError where none is left."""
     if model is not None:
         cases = [case for case in cases if model.lower() in case.shape.name.lower()]
+    if rows_of_a is not None:
+        cases = list(with_rows(cases, _parse_rows(rows_of_a)))
     if not cases:
         raise ValueError(f"no case is left by m={rows_of_a!r} and model={model!r}")
     return cases
+
+
+def _parse_rows(text: str) -> list[int]:
+    try:
+        rows = [int(part) for part in text.split(",")]
+    except ValueError:
+        rows = []
+    if not rows or min(rows) < 1:
+        raise ValueError(f"m must be integers >= 1 such as 1,16,64; got {text!r}")
+    return rows
 
 
 def _float_dtype(argument: str, name: str) -> torch.dtype:

@@ -12,12 +12,14 @@ from rich.console import Console
 from decompose_k._version import __version__
 from decompose_k.bench import console as view
 from decompose_k.bench.cases import demo_cases, demo_checks
+from decompose_k.bench.columns import COLUMNS
+from decompose_k.bench.compare import compare, read_rows
 from decompose_k.bench.demo import run_checks, run_demo
 from decompose_k.bench.report import write_report
 from decompose_k.bench.rows import Row, read_jsonl
 from decompose_k.bench.run import Outcome, Settings, open_folder, run_cases
 from decompose_k.bench.summary import duels
-from decompose_k.bench.variants import DEFAULT_VARIANTS, VARIANTS
+from decompose_k.bench.variant import VARIANTS
 from decompose_k.cli.common import (
     ActivationOption,
     BDtypeOption,
@@ -38,6 +40,7 @@ from decompose_k.cli.common import (
     user_errors,
 )
 from decompose_k.device import Device
+from decompose_k.shapes import ALL
 
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder for rows, plots and report.")]
 
@@ -66,7 +69,16 @@ def demo(
     _finish(console, output, outcome)
 
 
-def bench(
+bench = typer.Typer(
+    help="Measure suites or shapes into rows, plots and a report; `bench compare A B` compares two runs.",
+    invoke_without_command=True,
+    no_args_is_help=False,
+)
+
+
+@bench.callback()
+def measure(
+    context: typer.Context,
     suites: SuiteOption = None,
     shapes: ShapeOption = None,
     dtype: DtypeOption = None,
@@ -76,9 +88,16 @@ def bench(
     activation: ActivationOption = None,
     rows_of_a: RowsOption = None,
     model: ModelOption = None,
+    static_weight: Annotated[
+        bool, typer.Option("--static-weight", help="For --shape: also with the promise that nothing writes b.")
+    ] = False,
     variants: Annotated[
-        str | None, typer.Option(help=f"Comma-separated: {', '.join(VARIANTS)}; torch is always measured.")
+        str | None,
+        typer.Option(help=f"Comma-separated, or all: {', '.join(VARIANTS)} [the suite's own]; torch is always one."),
     ] = None,
+    columns: Annotated[
+        str, typer.Option(help=f"Further times of each variant, comma-separated, all or none: {', '.join(COLUMNS)}.")
+    ] = "all",
     device: DeviceOption = "auto",
     repetitions: Annotated[int, typer.Option(min=1, help="Samples of each variant.")] = 30,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="Stop sampling a case after so long.")] = None,
@@ -96,7 +115,12 @@ def bench(
         Path | None, typer.Option("--from", help="Measure nothing: make plots and report from this rows.jsonl.")
     ] = None,
 ) -> None:
-    """Measure suites or shapes into rows.jsonl and rows.csv, then make plots and report from the rows."""
+    """Measure suites or shapes into rows.jsonl and rows.csv, then make plots and report from the rows.
+
+    `bench compare A B` compares two runs.
+    """
+    if context.invoked_subcommand is not None:
+        return
     console = Console()
     if source is not None:
         with user_errors():
@@ -107,17 +131,19 @@ def bench(
         return
     with user_errors():
         where = parse_device(device)
-        if not suites and not shapes:
-            raise ValueError("bench needs at least one --suite or --shape, or --from with rows to report")
-        cases = named_cases(suites, shapes, dtype, b_dtype, out_dtype, layout, activation)
+        if not suites and not shapes and not model:
+            raise ValueError("bench needs a --suite, --shape or --model, or --from with rows to report")
+        named = suites if suites or shapes else [ALL]
+        cases = named_cases(named, shapes, dtype, b_dtype, out_dtype, layout, activation, static_weight)
         cases = narrowed(cases, rows_of_a, model)
         chosen = Settings(
             repetitions,
             seconds,
             None if budget is None else parse_duration(budget),
-            _variants(variants),
+            None if variants is None else _chosen("variants", variants, VARIANTS),
             search,
             jobs,
+            () if columns == "none" else _chosen("columns", columns, COLUMNS),
         )
         folder = Path("decompose-k-bench") if output is None else output
         done = open_folder(folder, resume=resume, overwrite=overwrite)
@@ -126,13 +152,27 @@ def bench(
     _finish(console, folder, outcome)
 
 
-def _variants(text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return DEFAULT_VARIANTS
-    names = tuple(text.split(","))
-    unknown = [name for name in names if name not in VARIANTS]
+@bench.command("compare")
+def compare_runs(
+    before: Annotated[Path, typer.Argument(help="Rows of the earlier run: a file, or the folder of a bench.")],
+    after: Annotated[Path, typer.Argument(help="Rows of the later run.")],
+    only_changes: Annotated[bool, typer.Option("--only-changes", help="Leave out what is the same.")] = False,
+) -> None:
+    """Compare two runs row by row, taking their noise into account; exits 1 if anything of ours became slower."""
+    console = Console()
+    with user_errors():
+        comparison = compare(read_rows(before), read_rows(after))
+    view.show_comparison(console, comparison, only_changes=only_changes)
+    if comparison.regressions:
+        typer.echo(f"{len(comparison.regressions)} of ours became slower", err=True)
+        raise typer.Exit(1)
+
+
+def _chosen(argument: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    names = allowed if text == ALL else tuple(text.split(","))
+    unknown = [name for name in names if name not in allowed]
     if unknown:
-        raise ValueError(f"variants must be among {', '.join(VARIANTS)}; got {', '.join(map(repr, unknown))}")
+        raise ValueError(f"{argument} must be among {', '.join(allowed)}; got {', '.join(map(repr, unknown))}")
     return names
 
 

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from decompose_k.bench import variant as names
 from decompose_k.bench.summary import duration
 
 if TYPE_CHECKING:
@@ -54,6 +55,45 @@ SPEEDUP_COLOURS = LinearSegmentedColormap.from_list(
 )
 # The most wanted first: a later one is left out where it would stand too near.
 _SPEEDUP_TICKS = (1, 0.5, 2, 10, 0.1, 5, 0.2, 20, 50, 100, 0.05, 0.02, 0.7, 1.5, 3, 0.3, 0.8, 1.2, 0.9, 1.1)
+
+
+# Ours in blues, the older the fainter; alternatives in warm colours; floors in grey. Dashes and marks tell them apart
+# in grey too.
+_LINES: dict[str, tuple[str, str, Any]] = {
+    names.TORCH: (TORCH, "o", "-"),
+    names.TORCH_CAST: (TORCH, "v", (0, (1, 1.5))),
+    names.COMPILED_SPLIT: ("#b07a00", "P", (0, (5, 1.5))),
+    names.COMPILED: ("#cc5f9b", "^", "-"),
+    names.COMPILED_MAX: ("#cc5f9b", "v", (0, (1, 1.5))),
+    names.COMPILED_MAX_NO_GRAPHS: ("#cc5f9b", "D", (0, (5, 1.5))),
+    names.CUSTOM_OP: ("#2a9d5f", "<", (0, (5, 1.5))),
+    names.CUSTOM_OP_FUSED: ("#2a9d5f", ">", "-"),
+    names.AUTO: (OURS, "s", "-"),
+    names.STATIC: (OURS, "*", (0, (5, 1.5))),
+    names.SPLIT: ("#7a6fd0", "h", (0, (1, 1.5))),
+    names.UNFUSED: (OURS, "x", (0, (1, 1.5))),
+    names.GENERATION_3: ("#3f93cc", "s", (0, (3, 1, 1, 1))),
+    names.GENERATION_2: ("#6fb1dd", "d", "-"),
+    names.GENERATION_2_UNFUSED: ("#6fb1dd", "x", (0, (1, 1.5))),
+    names.GENERATION_1: ("#93bcd6", "p", "-"),
+    names.GENERATION_1_UNFUSED: ("#93bcd6", "x", (0, (1, 1.5))),
+    names.FLOOR_PLAIN: (FAINT, "", "-"),
+    names.FLOOR_WAIT_FIRST: (FAINT, "", (0, (3, 1, 1, 1))),
+    names.FLOOR_STATIC: (FAINT, "", (0, (1, 1.5))),
+}
+
+
+def line_style(variant: str) -> dict[str, Any]:
+    """How a variant's curve is drawn, the same in every plot."""
+    colour, marker, dashes = _LINES[variant]
+    is_main = variant in (names.TORCH, names.AUTO)
+    return {
+        "color": colour,
+        "marker": marker,
+        "linestyle": dashes,
+        "markersize": 4.5 if is_main else 3.5,
+        "linewidth": 2.0 if is_main else 1.1,
+    }
 
 
 def draw_even_line(axes: Axes, *, vertical: bool = True) -> None:
