@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from decompose_k import cache
+from decompose_k import device as processors
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -62,6 +63,17 @@ def no_remembered_choices(monkeypatch, tmp_path_factory):
     cache.forget()
     yield
     cache._PROCESS.drop(None)
+    cache.forget()
+
+
+@pytest.fixture
+def plain_cpu(monkeypatch):
+    """Choices as on a CPU without instructions for halves, whatever this one has."""
+    monkeypatch.setattr(processors, "half_instructions", lambda flags: ())
+    processors._cpu.cache_clear()
+    cache.forget()
+    yield
+    processors._cpu.cache_clear()
     cache.forget()
 
 

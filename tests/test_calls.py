@@ -8,8 +8,9 @@ import torch
 import decompose_k as dk
 from decompose_k import calls
 from decompose_k.arguments import LINEAR, MATMUL
-from decompose_k.calls import Calls, call_key
+from decompose_k.calls import CALLS, Calls, call_key
 from decompose_k.config import Config
+from decompose_k.execute import default_precision
 from decompose_k.reference import torch_shortcuts
 
 BF16 = torch.bfloat16
@@ -158,7 +159,9 @@ def test_a_parameter_takes_the_shortcut_where_no_gradient_is_recorded():
         assert key(a, torch.nn.Parameter(b)) == key(a, b)
 
 
-@pytest.mark.parametrize("changes", [{"alpha": 2}, {"alpha": True}, {"beta": 1j}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"alpha": 2}, {"alpha": True}, {"beta": 1j}, {"alpha": 0.0}, {"alpha": -0.0}], ids=str
+)
 def test_factors_that_go_the_long_way(changes):
     assert key(**changes) is None
 
@@ -208,6 +211,56 @@ def test_rows_of_a_batch_share_the_key_of_as_many_rows():
     assert key(x[:, :, :32], weight[:, :32], names=LINEAR) is None
 
 
+@pytest.mark.parametrize("shape", [(1, 24), (3, 24), (3, 1), (2, 1, 24), (2, 3, 24)], ids=str)
+def test_a_bias_with_rows_beside_a_batch_goes_the_long_way(shape):
+    x, weight = torch.ones(2, 3, 64, dtype=BF16), operands()[1].T
+    assert key(x, weight, torch.ones(shape, dtype=BF16), names=LINEAR) is None
+
+
+@pytest.mark.parametrize("bias", [None, (), (1,), (24,), (48,)], ids=str)
+@pytest.mark.parametrize("rank", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_a_repeated_linear_has_the_bits_of_the_first(bias, rank, dtype):
+    """The torch shortcut: GPU rules on CPU tensors, so addmm is allowed."""
+    x = torch.randn((2, 3, 64) if rank == 3 else (2, 1, 3, 64) if rank == 4 else (6, 64)).to(dtype)
+    weight = torch.randn(24, 64).to(dtype)
+    if bias is not None:
+        bias = torch.randn(bias).to(dtype)
+        bias = bias[::2] if bias.shape == (48,) else bias
+    CALLS.cache_clear()
+    results = [dk.linear(x, weight, bias, config=Config("mm")) for _ in range(3)]
+    assert len(CALLS) == 1
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+def test_the_alignment_of_m_counts_where_it_is_a_stride():
+    wide = torch.ones(64, 40, dtype=BF16)
+    b = operands()[1]
+    assert key(wide[:, :20].T, b) != key(wide[:, :32].T, b)
+    assert key(wide[:, :20].T, b) == key(wide[:, :24].T, b)
+
+
+def test_a_shortcut_to_a_choice_that_was_forgotten_meanwhile_is_not_kept():
+    found = Calls()
+    keep = found.keeper(key())
+    found.cache_clear()
+    keep(for_matmul, for_linear)
+    assert found.find(key()) is None
+
+
+@pytest.mark.parametrize("setting", ["ieee", "tf32"])
+def test_the_precision_is_that_of_the_backend_whatever_the_older_setting_says(setting):
+    matmul = torch.backends.cuda.matmul
+    before, backend_before = torch.get_float32_matmul_precision(), matmul.fp32_precision
+    torch.set_float32_matmul_precision("high" if setting == "ieee" else "highest")
+    matmul.fp32_precision = setting
+    try:
+        assert default_precision() == ("tf32" if setting == "tf32" else "highest")
+    finally:
+        torch.set_float32_matmul_precision(before)
+        matmul.fp32_precision = backend_before
+
+
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("bias", [None, torch.ones(24)], ids=["bare", "bias"])
 @pytest.mark.parametrize("factors", [(1.0, 1.0), (2.0, 0.5)], ids=str)
@@ -223,7 +276,7 @@ def test_torch_shortcuts_are_the_product(activation, bias, factors):
     expected = dk.matmul(a, b, bias=bias, **epilogue)
     torch.testing.assert_close(for_matmul(a, b, bias, 6), expected)
     if factors == (1.0, 1.0):
-        torch.testing.assert_close(for_linear(a.view(2, 3, 64), b.T, bias, 6), expected.view(2, 3, 24))
+        torch.testing.assert_close(for_linear(a.view(2, 3, 64), b.T, bias, 6).view(6, 24), expected)
 
 
 def test_what_torch_does_in_several_calls_has_no_shortcut():
@@ -238,6 +291,8 @@ def test_what_torch_does_in_several_calls_has_no_shortcut():
     ):
         assert torch_shortcuts(config, a, b, None, **(plain | changes)) is None
     assert torch_shortcuts(Config("mm"), a, b.float(), None, **plain) is None
+    complex_operands = (a.to(torch.complex64), b.to(torch.complex64), torch.ones(24, dtype=torch.complex64))
+    assert torch_shortcuts(Config("mm"), *complex_operands, **(plain | {"out_dtype": torch.complex64})) is None
     assert torch_shortcuts(Config("mm"), a, b, torch.ones(24), **plain) is None
 
 

@@ -169,6 +169,7 @@ def test_explain_for_programs(run):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+@pytest.mark.usefixtures("plain_cpu")
 def test_inspect_says_what_the_compiler_does_and_saves_both_programs(run, tmp_path):
     arguments = ("--activation", "relu", "--dtype", "bf16", "--layout", "NN", "--device", "cpu", "-o", "code")
     code, out, err = run("inspect", 64, 48, 8192, *arguments)

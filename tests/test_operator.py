@@ -121,6 +121,7 @@ def test_a_compiled_call_sees_the_strides_of_the_eager_one(layout, calls, device
     assert len(calls) == 2
 
 
+@pytest.mark.usefixtures("plain_cpu")
 def test_the_config_is_chosen_when_the_operator_runs(monkeypatch):
     kernels = []
     run = execute.torch_matmul

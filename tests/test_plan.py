@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 
 import decompose_k as dk
+from decompose_k.device import half_instructions
 from decompose_k.dtypes import FLOATS, HALVES, dtype_name
 
 # The package's attribute of this name is the function.
@@ -90,6 +92,7 @@ def test_an_explicit_split_forces_the_split_form():
     assert "split_k=3" in chosen.reason
 
 
+@pytest.mark.usefixtures("plain_cpu")
 def test_plan_and_run_agree(monkeypatch):
     from decompose_k import execute, reference
 
@@ -192,3 +195,28 @@ def test_explain_on_a_cpu():
     whole = dk.explain(on_cpu(16, 16, 16384, torch.float64), CPU)
     assert (whole.waves, whole.workspace_bytes) == (None, 0)
     assert "left to torch" in str(whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_cpu_that_multiplies_halves_in_hardware_leaves_them_to_torch(dtype):
+    quick = replace(CPU, half_instructions=("bf16",))
+    problem = dk.Problem.make(64, 64, 65536, dtype, device_type="cpu")
+    assert dk.plan(problem, CPU).config.kernel == "bmm_sum"
+    assert dk.plan(problem, quick).config.kernel == ("mm" if dtype == torch.bfloat16 else "bmm_sum")
+    # What torch would have to round first is still widened.
+    assert dk.plan(replace(problem, out_dtype=torch.float32), quick).config.kernel == "bmm_sum"
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("fpu avx2 f16c", ()),
+        ("avx512f avx512_bf16", ("bf16",)),
+        ("avx512_fp16 amx_bf16", ("bf16", "fp16")),
+        ("fp asimd asimdhp", ("fp16",)),
+        ("", ()),
+    ],
+    ids=str,
+)
+def test_halves_in_hardware_are_read_from_the_flags(flags, found):
+    assert half_instructions(flags) == found

@@ -45,6 +45,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._shortcuts: dict[Key, Shortcut] = {}
+        self._generation = 0
 
     def __len__(self) -> int:
         return len(self._shortcuts)
@@ -58,9 +59,12 @@ class Calls:
             return None
 
     def keeper(self, key: Key) -> Keep:
-        """What `execute` hands a shortcut to."""
+        """What `execute` hands a shortcut to; nothing is kept of a choice that was to be forgotten meanwhile."""
+        generation = self._generation
 
         def keep(for_matmul: Shortcut, for_linear: Shortcut) -> None:
+            if generation != self._generation:
+                return
             if len(self._shortcuts) >= MOST_CALLS:
                 self._shortcuts.clear()
             self._shortcuts[key] = for_linear if key[0] is LINEAR else for_matmul
@@ -69,6 +73,7 @@ class Calls:
 
     def cache_clear(self) -> None:
         """Drop every shortcut, after which the next calls are planned anew."""
+        self._generation += 1
         self._shortcuts.clear()
 
 
@@ -117,6 +122,9 @@ def call_key(  # noqa: C901
     except RuntimeError:
         # torch.autograd.grad(..., is_grads_batched=True) sends tensors without storage.
         return None
+    if alpha == 0.0:
+        # Its sign counts, and equal keys do not tell.
+        return None
     if not (a_address and b_address and bias_address) or (a_address | b_address | bias_address) & 15:
         return None
     if index != _current_device() or a.is_neg() or b.is_neg():
@@ -132,7 +140,8 @@ def call_key(  # noqa: C901
     needs_gradient = a.requires_grad or b.requires_grad
     addend: Any = None
     if bias is not None:
-        if not bias.is_cuda or bias.is_neg():
+        if not bias.is_cuda or bias.is_neg() or (bias.dim() > 1 and a.dim() > 2):
+            # With rows in several dimensions the kernels see another bias than the caller's.
             return None
         needs_gradient = needs_gradient or bias.requires_grad
         # Rows of its own tie a bias to the exact shape.
@@ -145,6 +154,8 @@ def call_key(  # noqa: C901
         names,
         index,
         (m - 1).bit_length(),
+        # Where a lies in columns, M is their distance, and the register estimates look at its alignment.
+        None if a_strides[1] == 1 else m % 16 == 0,
         k,
         a_strides,
         b.shape,

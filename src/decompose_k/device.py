@@ -17,7 +17,7 @@ class Device:
 
     `vendor` is `nvidia`, `amd` or `cpu`; `capability` is NVIDIA's (major, minor), (0, 0) elsewhere; `multiprocessors`
     counts the threads that torch uses on a CPU, and so does its `name`; `bandwidth` is the memory's peak in bytes/s, 0
-    where it is not known.
+    where it is not known; `half_instructions` names the halves, bf16 and fp16, that a CPU multiplies in hardware.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Device:
     shared_bytes: int = 0
     l2_bytes: int = 0
     bandwidth: float = 0.0
+    half_instructions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.multiprocessors < 1:
@@ -52,6 +53,7 @@ class Device:
         """The device that `to_json` described."""
         values = dict(values)
         values["capability"] = tuple(values.get("capability", (0, 0)))
+        values["half_instructions"] = tuple(values.get("half_instructions", ()))
         return cls(**values)
 
     @classmethod
@@ -83,16 +85,38 @@ def free_bytes(device: torch.device) -> int:
 @functools.cache
 def _cpu(kind: str, threads: int) -> Device:
     name = f"{_cpu_model()}, {threads} thread{'' if threads == 1 else 's'}" if kind == "cpu" else kind
-    return Device(name=name, type=kind, vendor="cpu", multiprocessors=threads)
+    halves = half_instructions(_cpu_facts("flags", "Features")) if kind == "cpu" else ()
+    return Device(name=name, type=kind, vendor="cpu", multiprocessors=threads, half_instructions=halves)
+
+
+# What Linux calls the instructions that multiply halves, on x86 and on Arm.
+_HALF_FLAGS = {
+    "bf16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+
+
+def half_instructions(flags: str) -> tuple[str, ...]:
+    """The halves that a CPU with these flags multiplies in hardware.
+
+    >>> half_instructions("fpu sse2 avx2 avx512_bf16 amx_bf16")
+    ('bf16',)
+    """
+    present = set(flags.split())
+    return tuple(name for name, wanted in _HALF_FLAGS.items() if present & wanted)
 
 
 def _cpu_model() -> str:
+    return _cpu_facts("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_facts(*names: str) -> str:
+    """The first line of the system's description of its CPU that has one of the names; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() in names), "")
 
 
 @functools.cache

@@ -83,6 +83,7 @@ def execute(
                 beta=options.beta.real,
                 activation=options.activation,
                 out_dtype=out_dtype,
+                precision=precision,
             )
             if shortcuts is not None:
                 keep(*shortcuts)
@@ -117,12 +118,8 @@ def execute(
 
 def default_precision() -> str:
     """What `precision=None` stands for: tf32 where torch's own setting allows it for fp32 products, else `highest`."""
-    try:
-        allowed = torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:
-        # torch refuses the old getter once the setting was made through its newer, per-backend form.
-        allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return "tf32" if allowed else HIGHEST
+    # The setting by backend is the one that torch's own kernels obey: the older, global one only writes to it.
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else HIGHEST
 
 
 @forgettable

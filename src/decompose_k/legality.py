@@ -9,6 +9,10 @@ from decompose_k.device import Device
 from decompose_k.problem import Problem
 from decompose_k.registers import MOST_REGISTERS, dot_registers, pair_registers
 
+MOST_THREADS = 1024
+MOST_BLOCK_ELEMENTS = 1 << 20
+MOST_GRID_Y = 65535
+MOST_GROUP = 1 << 16
 MOST_DOT_ROWS = 2
 MOST_DOT_K = 16384
 
@@ -30,6 +34,7 @@ def is_legal(config: Config, problem: Problem, device: Device) -> str | None:
         triton_refusal(problem, device)
         or _precision_refusal(config, problem, device)
         or _launch_refusal(config, problem, device)
+        or _limit_refusal(config, problem, device)
         or (_dot_refusal(config, problem) if config.kernel == "dot" else _pair_refusal(config, problem, device))
     )
 
@@ -68,6 +73,27 @@ def _launch_refusal(config: Config, problem: Problem, device: Device) -> str | N
         return "prefetch is of use only before the wait of a dependent launch"
     if config.launch == "static_b" and not problem.static_b:
         return "launch=static_b reads b before earlier kernels have finished: the caller must promise static_b"
+    return None
+
+
+def _limit_refusal(config: Config, problem: Problem, device: Device) -> str | None:
+    """What no GPU or no Triton can launch, whatever the problem."""
+    most_warps = MOST_THREADS // (64 if device.vendor == "amd" else 32)
+    if max(config.num_warps, config.reduce_warps) > most_warps:
+        return f"num_warps and reduce_warps must be <= {most_warps} on {device.name}"
+    splits_at_once = min(1 << (config.split_k - 1).bit_length(), 128)
+    blocks = (
+        config.block_m * config.block_k,
+        config.block_k * config.block_n,
+        config.block_m * config.block_n,
+        config.reduce_block * splits_at_once,
+    )
+    if max(blocks) > MOST_BLOCK_ELEMENTS:
+        return f"a block of a kernel must have at most {MOST_BLOCK_ELEMENTS} elements; got {max(blocks)}"
+    if config.split_k > MOST_GRID_Y or (config.reducer == "tile" and problem.n > MOST_GRID_Y * config.block_n):
+        return f"the second dimension of a grid must be <= {MOST_GRID_Y}; got split_k={config.split_k}, n={problem.n}"
+    if max(config.group_m, config.num_stages) > MOST_GROUP:
+        return f"group_m and num_stages must be <= {MOST_GROUP}; got {config.group_m} and {config.num_stages}"
     return None
 
 

@@ -114,12 +114,15 @@ def torch_shortcuts(
     beta: float,
     activation: str | None,
     out_dtype: torch.dtype,
+    precision: str | None = None,
 ) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]] | None:
     """What further calls like one of `torch_matmul` on a GPU come down to: (a, b, bias, m) and (x, weight, bias, m).
 
-    None where more is needed than one call of torch's. torch's own setting decides the precision of fp32 products.
+    None where more is needed than one call of torch's, or where torch's setting of fp32 products is not `precision`.
     """
-    if config.kernel != "mm" or a.dtype != b.dtype or activation not in (None, "relu"):
+    if config.kernel != "mm" or a.dtype != b.dtype or a.dtype not in FLOATS or activation not in (None, "relu"):
+        return None
+    if _wanted_setting(a, accumulate_dtype(a.dtype, b.dtype), precision) is not None:
         return None
     if bias is None and out_dtype == a.dtype and alpha == 1:
         products: Any = (lambda a, b, _bias, _m: torch.mm(a, b), lambda x, weight, _bias, _m: F.linear(x, weight))
@@ -131,7 +134,7 @@ def torch_shortcuts(
     elif bias is not None and bias.dtype == out_dtype == a.dtype and alpha != 0 and beta != 0:
         products = (
             lambda a, b, bias, _m: torch.addmm(bias, a, b, alpha=alpha, beta=beta),
-            lambda x, weight, bias, _m: F.linear(x, weight, bias),
+            lambda x, weight, bias, m: torch.addmm(bias, x if x.dim() == 2 else x.view(m, -1), weight.t()),
         )
     else:
         return None

@@ -2,7 +2,7 @@
 
 | variable | meaning | default |
 |---|---|---|
-| `DECOMPOSE_K_BACKEND` | backend that `backend="auto"` stands for: auto, torch or triton | auto |
+| `DECOMPOSE_K_BACKEND` | what `backend="auto"` stands for: auto, torch or triton; read once per kind of call | auto |
 | `DECOMPOSE_K_CACHE_DIR` | where remembered choices are kept | the user's cache directory + `decompose-k` |
 """
 

@@ -42,6 +42,8 @@ _ROUND_SHARE = 1 / 3
 # Two sets of operands, widened copies, the truth in fp64, and room for everything else.
 _MEMORY_SHARE = 6
 
+# A year.
+_MOST_SECONDS = 366 * 86400
 # A worker holds a GPU context of some hundred MB.
 _MOST_JOBS = 16
 
@@ -323,8 +325,8 @@ def _check_arguments(
 ) -> None:
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float))):
         raise TypeError(f"budget must be None or a number of seconds; got {budget!r}")
-    if budget is not None and not budget > 0:
-        raise ValueError(f"budget must be > 0; got {budget!r}")
+    if budget is not None and not 0 < budget <= _MOST_SECONDS:
+        raise ValueError(f"budget must be > 0 and at most {_MOST_SECONDS:.0f} seconds; got {budget!r}")
     counts = {"jobs": 1 if jobs is None else jobs, "repetitions": repetitions, "most_candidates": most_candidates}
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool):

@@ -269,6 +269,7 @@ def test_wins_leaves_what_torch_does_best():
     assert decision.reason == "torch's own kernel is the best of the torch engine on cpu"
 
 
+@pytest.mark.usefixtures("plain_cpu")
 def test_wins_takes_what_the_plan_takes():
     x, w = random((64, 8192), torch.bfloat16), random((8192, 48), torch.bfloat16, seed=1)
     rewriter = Rewriter("wins")

@@ -30,6 +30,7 @@ from decompose_k.inductor.products import (
 from decompose_k.inductor.report import Decision
 from decompose_k.inductor.slots import SlotPass
 from decompose_k.inductor.tails import Tail, tails_of
+from decompose_k.problem import accumulates_fp32_operand
 from decompose_k.settings import default_backend
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ def _replace(graph: Graph, product: Product, tail: Tail, erased: set[Node]) -> b
         bias = None
         if tail.bias is not None:
             bias = build_bias(graph, tail.bias, product.value.shape[0], tail.last)
-        args = (a, b, bias, tail.alpha, tail.beta, tail.activation, dtype_name(tail.out_dtype))
+        # A sum of products is exact fp32, whatever torch's setting allows a product.
+        is_exact = product.is_sum and accumulates_fp32_operand(product.a.value.dtype, product.b.value.dtype)
+        precision = "ieee" if is_exact else None
+        args = (a, b, bias, tail.alpha, tail.beta, tail.activation, dtype_name(tail.out_dtype), precision)
         return make_result(graph, product, tail, torch.ops.decompose_k.matmul.default, args)
 
     return put_in_place(graph, tail, make, erased)

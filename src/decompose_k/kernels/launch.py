@@ -53,15 +53,16 @@ def launch_options(launch: str) -> dict[str, bool]:
     return {} if launch == "plain" else {"launch_pdl": True}
 
 
-def needs_wide_offsets(*tensors: torch.Tensor) -> bool:
-    """Whether an offset into one of the tensors, masked lanes included, can pass 2^31.
+def needs_wide_offsets(*tensors: torch.Tensor, workspace: tuple[int, int, int] = (0, 0, 0)) -> bool:
+    """Whether an offset into one of the tensors, masked lanes included, or into partials [S, M, N], can pass 2^31.
 
     Sizes count rounded up to a power of two: a kernel compiled for one M then serves every M of its bucket.
     """
     # A tile may start up to a block before the end, so its masked lanes reach beyond the last element.
     slack = 512
     spans = (sum((bucket_of(size) + slack) * stride for size, stride in _axes(tensor)) for tensor in tensors)
-    return max(spans) >= 2**31
+    splits, m, n = workspace
+    return max(*spans, (splits + 1) * (bucket_of(m) + slack) * n) >= 2**31
 
 
 def _axes(tensor: torch.Tensor) -> list[tuple[int, int]]:

@@ -173,7 +173,7 @@ def _constants(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor, config:
         "B_AXIS": 1 if b.stride(1) == 1 else 0,
         "PREFETCH_A": "a" in config.prefetch and a_is_dense,
         "PREFETCH_B": "b" in config.prefetch and b_is_dense,
-        "WIDE": needs_wide_offsets(a, b, partials),
+        "WIDE": needs_wide_offsets(a, b, workspace=(partials.shape[0], partials.shape[1], partials.shape[2])),
         "LAUNCH": LAUNCH_CODES[config.launch],
     }
 

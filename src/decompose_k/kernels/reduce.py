@@ -148,7 +148,7 @@ def reduce_launch(
     splits, m, n = partials.shape
     addend = out if bias is None else bias
     constants = epilogue_constants(bias, alpha, beta, activation, config.launch)
-    constants["WIDE"] = needs_wide_offsets(partials, addend, out)
+    constants["WIDE"] = needs_wide_offsets(addend, out, workspace=(splits, m, n))
     grid: tuple[int, ...]
     if config.reducer == "tile":
         kernel, grid = tile_reduce_kernel, (triton.cdiv(m, config.block_m), triton.cdiv(n, config.block_n))
