@@ -4,6 +4,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 PY := $(VENV)/bin/python
+OLDEST_TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' environments/oldest-torch.txt)
+OLDEST_VENV := .venv-torch-$(OLDEST_TORCH)
 CONSTRAINTS := environments/development.txt
 
 # Every kernel is compiled with the oldest supported Triton and the newest one; both lie beside the environment's own.
@@ -26,7 +28,8 @@ NOT_CPU := --ignore=tests/aot --ignore=tests/interpreter --ignore=tests/package 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo bench readme test lint types test-cpu test-interpreter test-aot $(AOT_CHECKS) test-package test-gpu format clean
+.PHONY: help demo bench readme test lint types test-cpu test-interpreter test-aot $(AOT_CHECKS) test-package test-gpu \
+	test-torch-oldest format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{ printf "make %-17s %s\n", $$1, $$2 }'
@@ -68,6 +71,9 @@ $(AOT_CHECKS): test-aot-%: $(ENVIRONMENT) $(VENV)/triton-%/complete
 test-package: $(ENVIRONMENT) ## the wheel and the sdist, built and installed in an empty environment
 	$(PYTEST) tests/package
 
+test-torch-oldest: $(OLDEST_VENV)/complete ## what depends on torch's compiler, with the oldest supported torch (a large download)
+	PYTHONPATH=src $(OLDEST_VENV)/bin/python -m pytest -n $(WORKERS) tests/inductor tests/test_operator.py tests/test_transforms.py
+
 test-gpu: ## the contract on a GPU, with the torch, triton and pytest that python3 has; installs nothing
 	PYTHONPATH=src $(PYTHON) tests/gpu/run_sharded.py
 
@@ -76,7 +82,7 @@ format: $(ENVIRONMENT) ## bring the code into shape
 	$(PY) -m ruff format .
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) dist build demo-report bench-report .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* dist build demo-report bench-report .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(ENVIRONMENT):
@@ -85,6 +91,11 @@ $(ENVIRONMENT):
 	$(PYTHON) -m venv --clear $(VENV) || { echo "no venv: on Debian, apt-get install python3-venv" >&2; exit 1; }
 	$(PY) -m pip install --quiet --constraint $(CONSTRAINTS) hatchling
 	$(PY) -m pip install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable ".[cli,dev]"
+	touch $@
+
+$(OLDEST_VENV)/complete: environments/oldest-torch.txt
+	$(PYTHON) -m venv --clear $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --requirement environments/oldest-torch.txt
 	touch $@
 
 $(FURTHER_TRITON): $(VENV)/triton-%/complete: $(ENVIRONMENT)

@@ -16,8 +16,9 @@ import torch
 
 import decompose_k as dk
 from decompose_k import cache, store
-from decompose_k.entries import Entry, key_of
+from decompose_k.entries import Entry, Measured, key_of
 from decompose_k.store import Document, Header, UnreadableFileError, file_name
+from decompose_k.timing import Timing
 from stub_devices import CPU, DEVICES, entry_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -409,6 +410,21 @@ def test_a_broken_shipped_file_is_a_miss(shipped):
     (shipped / CLASS_FILE).write_text("{")
     with pytest.warns(UserWarning, match="cannot be read"):
         assert found() == []
+
+
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_an_export_may_leave_out_slow_timings(shipped, most):
+    timings = tuple(
+        Measured(str(config), Timing(us, us, us, 3, "graph-cold"), config)
+        for config, us in ((PAIR, 2.0), (SPLIT, 5.0), (dk.Config("mm"), 4.0), (None, 7.0))
+    )
+    cache.remember([Entry(PROBLEM, PAIR, timings, "2026-01-02T03:04:05+00:00")], H200)
+    cache.export(shipped, H200, most_timings=most)
+    cache.clear(H200)
+    (entry,) = (found.entry for found in cache.remembered(PROBLEM, H200))
+    kept = [one for one in timings if one.timing.p50_us <= {1: 2.0, 2: 4.0, 9: 9.0}[most] or one.config is None]
+    assert entry.timings == tuple(kept)
+    assert (entry.config, entry.torch_us) == (PAIR, 7.0)
 
 
 def test_what_is_exported_can_be_shipped_and_installed(folder, shipped, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -167,6 +168,16 @@ def test_explain_for_programs(run):
     assert (problem["precision"], problem["batch_invariant"]) == ("ieee", True)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+def test_inspect_says_what_the_compiler_does_and_saves_both_programs(run, tmp_path):
+    arguments = ("--activation", "relu", "--dtype", "bf16", "--layout", "NN", "--device", "cpu", "-o", "code")
+    code, out, err = run("inspect", 64, 48, 8192, *arguments)
+    assert (code, err) == (0, "")
+    assert "plain    an extern product, then a separate pointwise kernel: extern_kernels.mm, cpp_fused_relu_0" in out
+    assert "enabled  one operator of decompose-k: torch.ops.decompose_k.matmul" in out
+    assert {path.name for path in (tmp_path / "code").iterdir()} == {"plain.py", "enabled.py"}
+
+
 def test_info_shows_versions_devices_backends_and_the_cache(run, monkeypatch, tmp_path):
     monkeypatch.setenv("DECOMPOSE_K_CACHE_DIR", str(tmp_path / "cache"))
     code, out, _ = run("info")
@@ -221,6 +232,9 @@ WRONG_USE = {
     "explain-text": (("explain", "a", "16", "16"), "'M'"),
     "explain-dtype": (("explain", "16", "16", "16", "--dtype", "half"), "got 'half'"),
     "explain-b-dtype": (("explain", "16", "16", "16", "--b-dtype", "fp4"), "got 'fp4'"),
+    "inspect-empty": (("inspect", "16", "0", "16", "--device", "cpu"), "n must be an integer >= 1; got 0"),
+    "inspect-mode": (("inspect", "1", "1", "1", "--mode", "fast", "--device", "cpu"), "mode must be one of default"),
+    "inspect-layout": (("inspect", "1", "1", "1", "--layout", "TT", "--device", "cpu"), "layout must be one of NN, NT"),
     "explain-precision": (("explain", "16", "16", "16", "--precision", "tf32"), "precision must be"),
 }
 

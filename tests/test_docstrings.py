@@ -10,7 +10,7 @@ import pytest
 
 import decompose_k
 
-PUBLIC = ("matmul", "linear", "plan", "explain", "record", "tune", "verify")
+PUBLIC = ("matmul", "linear", "plan", "explain", "record", "tune", "verify", "warmup")
 MODULES = [
     f"decompose_k.{module.name}"
     for module in pkgutil.iter_modules(decompose_k.__path__)

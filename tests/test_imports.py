@@ -14,15 +14,28 @@ from pathlib import Path
 
 import pytest
 
+import decompose_k
+
 SOURCE = Path(__file__).parents[1] / "src" / "decompose_k"
 
 # A module may import those before it. `kernels` and `bench` are packages: inside them any order without a circle will
 # do.
 ORDER = (
     *("_version", "dtypes", "epilogue", "overlap", "problem", "config", "device", "settings", "shapes"),
-    *("reference", "kernels", "legality", "heuristics", "timing", "arguments", "entries", "store", "cache", "plan"),
-    *("explain", "record", "execute", "calls", "accuracy", "search", "compiling", "tuner", "autograd", "ops", "api"),
-    *("contract", "verify", "__init__", "bench", "cli", "__main__"),
+    *(
+        "reference",
+        "kernels",
+        "registers",
+        "legality",
+        "costs",
+        "heuristics",
+        "timing",
+        "arguments",
+        "entries",
+        "store",
+    ),
+    *("cache", "plan", "explain", "record", "execute", "calls", "accuracy", "search", "compiling", "tuner", "warm"),
+    *("autograd", "ops", "api", "contract", "verify", "inductor", "__init__", "bench", "cli", "__main__"),
 )
 # Where a package may be imported as a module is: elsewhere it would make `import decompose_k` heavy, or need an extra.
 HOMES = {
@@ -126,6 +139,7 @@ import decompose_k, torch
 print(json.dumps({
     "modules": sorted({name.partition(".")[0] for name in sys.modules}),
     "cuda": torch.cuda.is_initialized(),
+    "inductor": "decompose_k.inductor" in sys.modules,
 }))
 """
 
@@ -151,6 +165,14 @@ def test_import_brings_in_no_heavy_package(bare_import, package):
 def test_import_touches_no_gpu(bare_import):
     left, _ = bare_import
     assert left["cuda"] is False
+
+
+def test_the_compiler_part_is_imported_when_it_is_asked_for(bare_import):
+    left, _ = bare_import
+    assert left["inductor"] is False
+    assert decompose_k.inductor.enable.__module__ == "decompose_k.inductor.switch"
+    with pytest.raises(AttributeError, match=r"^module 'decompose_k' has no attribute 'inducer'"):
+        decompose_k.inducer  # noqa: B018 - the access is the test
 
 
 def test_import_makes_no_file(bare_import):

@@ -229,3 +229,30 @@ def test_a_problem_is_refused_where_matmul_refuses_its_operands(options):
         b = torch.ones(64, 4).to(options.get("b_dtype", dtype))
         with pytest.raises(TypeError):
             dk.matmul(a, b, out_dtype=options.get("out_dtype"), activation=options.get("activation"))
+
+
+@pytest.mark.parametrize(
+    "epilogue",
+    [{"activation": "sigmoid"}, {"bias_dtype": torch.float32}, {"activation": "relu", "bias_dtype": torch.bfloat16}],
+    ids=str,
+)
+def test_another_epilogue_shares_what_triton_won(epilogue):
+    other = replace(PROBLEM, **epilogue)
+    tune(PAIR)
+    chosen = dk.plan(other, H200)
+    assert (chosen.config, chosen.origin) == (PAIR, "tuned")
+    assert chosen.reason.endswith("(with another epilogue)")
+    tune(OTHER, problem=other)
+    assert dk.plan(other, H200).config == OTHER
+    assert dk.plan(PROBLEM, H200).config == PAIR
+
+
+def test_another_epilogue_does_not_share_what_torch_won():
+    tune(MM)
+    assert dk.plan(replace(PROBLEM, activation="relu"), H200).origin == "heuristic"
+
+
+@pytest.mark.parametrize("other", [{"m": 32}, {"n": 128}, {"static_b": True}, {"out_dtype": torch.bfloat16}], ids=str)
+def test_another_product_shares_nothing(other):
+    tune(PAIR)
+    assert dk.plan(replace(PROBLEM, activation="relu", **other), H200).origin == "heuristic"

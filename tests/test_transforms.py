@@ -23,7 +23,7 @@ SAMPLES = {
     "plain": lambda a, b, c: (a, b),
     "bias": lambda a, b, c: (a, b, c),
     "epilogue": lambda a, b, c: (a, b, c, 0.5, 2.0, "silu"),
-    "out_dtype": lambda a, b, c: (a, b, c, 1.0, 1.0, "relu", torch.float64),
+    "out_dtype": lambda a, b, c: (a, b, c, 1.0, 1.0, "relu", "fp64"),
     "split_k": lambda a, b, c: (a, b, None, 1.0, 1.0, None, None, None, False, False, 3),
     "invariant": lambda a, b, c: (a, b, c, 1.0, 1.0, "gelu", None, "ieee", True),
     "config": lambda a, b, c: (a, b, c, 1.0, 1.0, None, None, None, False, False, None, "auto", CONFIG_TEXT),

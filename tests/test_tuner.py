@@ -82,7 +82,14 @@ def gpu(monkeypatch, timer):
     monkeypatch.setattr(tuner, "compile_ahead", compile_ahead)
 
     def run(problems, device, **changes):
-        options = {"jobs": 2, "repetitions": 3, "progress": lambda text: None, "save": True, "deadline": None}
+        options = {
+            "jobs": 2,
+            "repetitions": 3,
+            "most_candidates": 30,
+            "progress": lambda text: None,
+            "save": True,
+            "deadline": None,
+        }
         force = changes.pop("force", False)
         return tuner._Run(torch.device("cpu"), device, **{**options, **changes}).tune(problems, force)
 

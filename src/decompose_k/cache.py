@@ -110,6 +110,23 @@ def remembered(problem: Problem, device: Device) -> tuple[Remembered, ...]:
     return tuple(found)
 
 
+def remembered_kin(problem: Problem, device: Device) -> tuple[Remembered, ...]:
+    """What is remembered of the same product with another bias or activation, which hardly change what is fastest."""
+    problem_class, bare = class_of(problem), _without_epilogue(key_of(problem))
+    shipped = _file_entries(shipped_folder() / file_name(device, problem_class), device, shipped=True)
+    found = []
+    for origin, table in ((TUNED, _user_entries(device, problem_class)), (SHIPPED, shipped)):
+        for key in sorted(table):
+            entry = _checked(key, table[key]) if _without_epilogue(key) == bare else None
+            if entry is not None:
+                found.append(Remembered(entry, origin))
+    return tuple(found)
+
+
+def _without_epilogue(key: str) -> str:
+    return " ".join(word for word in key.split() if not word.startswith(("bias_dtype=", "activation=")))
+
+
 def remember(entries: Sequence[Entry], device: Device, *, save: bool = True) -> bool:
     """Keep entries for this process, and in the user's files; False where these could not be written.
 
@@ -157,18 +174,20 @@ def clear(device: Device | None = None) -> tuple[Path, ...]:
     return removed
 
 
-def export(folder: Path, device: Device) -> tuple[Path, ...]:
+def export(folder: Path, device: Device, *, most_timings: int | None = None) -> tuple[Path, ...]:
     """Write the user's entries that count on a device into a folder, in the form in which the package ships them.
 
     Args:
         folder: where to; made if it is not there.
         device: whose.
+        most_timings: how many timings of an entry are written, the fastest and torch's; all by default.
 
     Raises:
         OSError: the folder cannot be written.
     """
     written = []
-    for problem_class, raw in _by_class(user_entries(device)).items():
+    kept = [entry if most_timings is None else entry.shortened(most_timings) for entry in user_entries(device)]
+    for problem_class, raw in _by_class(kept).items():
         path = folder / file_name(device, problem_class)
         store.write(path, Document(Header.of(device), raw))
         written.append(path)

@@ -60,6 +60,12 @@ class Entry:
         """Median of a config; None where it was not measured."""
         return next((measured.timing.p50_us for measured in self.timings if measured.config == config), None)
 
+    def shortened(self, most_timings: int) -> Entry:
+        """The entry with its fastest timings alone, at least the winner's, and torch's by hand."""
+        fastest = sorted(self.timings, key=lambda measured: measured.timing.p50_us)[: max(1, most_timings)]
+        wanted = [one for one in self.timings if one in fastest or one.config in (None, self.config)]
+        return replace(self, timings=tuple(wanted))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON file; `from_json` restores an equal entry.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decompose_k import cache
+from decompose_k.costs import predict_microseconds
 from decompose_k.dtypes import dtype_name
-from decompose_k.heuristics import predict_microseconds
 from decompose_k.plan import Plan, describe, plan, workspace_bytes
 
 if TYPE_CHECKING:

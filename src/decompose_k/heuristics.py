@@ -1,23 +1,20 @@
 """Legal, ranked configs for a problem on a device: a pure function, no measuring, no GPU call.
 
-The rank is a model of one call in microseconds. What it counts, in the order in which it matters at these shapes: how
-the programs fill the multiprocessors (whole waves), what one program must pull through its multiprocessor before it can
-store its tile, the unavoidable bytes from memory, and the workspace that the second stage reads back. Its constants
-were fitted to sweeps on an H200; on other devices only their ratios matter, and those follow from the device's facts.
+The rank is that of the modelled times in `costs`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
 from decompose_k.config import Config
+from decompose_k.costs import predict_microseconds
 from decompose_k.device import Device
 from decompose_k.dtypes import HALVES
-from decompose_k.legality import FINE_ENOUGH, MOST_DOT_K, MOST_DOT_ROWS, ceil_divide, is_legal, k_blocks, triton_refusal
+from decompose_k.legality import FINE_ENOUGH, MOST_DOT_K, MOST_DOT_ROWS, ceil_divide, is_legal, triton_refusal
 from decompose_k.problem import Problem
 
 MOST_CANDIDATES = 30
@@ -30,112 +27,16 @@ MOST_PREFETCH_BYTES = 7 << 20
 def candidates(problem: Problem, device: Device) -> tuple[Config, ...]:
     """At most 30 legal configs, best first; empty where the Triton engine cannot compute the problem.
 
-    With `batch_invariant` there is one: it is chosen from n, k and the dtypes alone, so that every m runs the same
-    arithmetic in the same order.
+    With `batch_invariant` they follow from n, k and the dtypes alone, so that every m runs the same arithmetic in the
+    same order.
     """
     if triton_refusal(problem, device) is not None or 0 in (problem.m, problem.n, problem.k):
         return ()
     if problem.batch_invariant:
-        return (_batch_invariant(problem, device),)
+        return _batch_invariant_candidates(problem.bucketed(), device)
     legal = [config for config in _enumerate(problem, device) if is_legal(config, problem, device) is None]
     ranked = sorted([*legal, Config("mm")], key=lambda config: predict_microseconds(config, problem, device))
     return tuple(ranked[:MOST_CANDIDATES])
-
-
-def predict_microseconds(config: Config, problem: Problem, device: Device) -> float:
-    """Modelled time of one call with operands in device memory; only the order of two predictions is meant."""
-    if config.kernel == "mm":
-        return _predict_torch(problem, device)
-    if config.kernel == "dot":
-        return _predict_dot(config, problem, device)
-    cost = _COSTS.get((_arithmetic(config, problem), config.launch)) or _COSTS[_arithmetic(config, problem), ANY]
-    tiles = ceil_divide(problem.m, config.block_m) * ceil_divide(problem.n, config.block_n)
-    blocks = k_blocks(config, problem)
-    splits = ceil_divide(problem.k, blocks * config.block_k)
-    waves = tiles * splits / device.multiprocessors
-    # Up to two programs share a multiprocessor and overlap; beyond that the last wave counts whole.
-    crowding = max(1.0, waves) if waves <= 2 else float(ceil_divide(tiles * splits, device.multiprocessors))
-    row = config.block_m * problem.a_dtype.itemsize + config.block_n * problem.b_dtype.itemsize
-    return (
-        cost.start
-        + cost.unique * _unique_microseconds(problem, device)
-        + cost.tile_bytes * crowding * blocks * config.block_k * row * 1e-5
-        + cost.multiply * crowding * blocks * config.block_k * config.block_m * config.block_n * 1e-6
-        + cost.workspace * 4e-6 * splits * problem.m * problem.n
-        + cost.splits * splits * 1e-2
-        + cost.blocks * (blocks - 1) * 1e-1
-        + cost.more_waves * max(0.0, waves - 1.0)
-        + (cost.thin_rows if config.block_n * problem.b_dtype.itemsize < 64 and problem.b_layout == "row" else 0.0)
-        + (cost.prefetch_a if "a" in config.prefetch else 0.0)
-        + (0.0 if config.num_warps == _usual_warps(config) else 0.03)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Costs:
-    """Microseconds of a pair on an H200.
-
-    Of a call, per microsecond of unique bytes, per 100 kB and per million multiply-adds of one multiprocessor, per MB
-    of workspace, per 100 splits, per 10 K blocks, per wave beyond the first, of rows of b shorter than 64 bytes, and of
-    prefetching a.
-    """
-
-    start: float
-    unique: float = 0.0
-    tile_bytes: float = 0.0
-    multiply: float = 0.0
-    workspace: float = 0.0
-    splits: float = 0.0
-    blocks: float = 0.0
-    more_waves: float = 0.0
-    thin_rows: float = 0.0
-    prefetch_a: float = 0.0
-
-
-ANY = "any"
-_COSTS = {
-    ("half", "static_b"): _Costs(2.0, 0.88, 0.2, 0.0, 1.03, 0.13),
-    ("half", ANY): _Costs(2.58, 1.24, 0.8, 0.0, 0.48, 0.05, more_waves=0.34, thin_rows=0.13, prefetch_a=-0.16),
-    ("mixed tf32x3", "static_b"): _Costs(0.95, 0.75, 2.41, 3.61, 1.2, 0.59),
-    ("mixed tf32x3", ANY): _Costs(2.75, 0.3, 2.05, 2.27, 0.83, 0.78, 2.22),
-    ("fp32 tf32x3", ANY): _Costs(3.1, 2.41, 0.0, 0.0, 1.06, 0.28, 3.26),
-    ("ieee", ANY): _Costs(2.06, 1.44, 7.5, 0.0, 1.96, 0.22),
-    ("tf32", ANY): _Costs(2.3, 0.5, 2.4, 0.0, 0.6, 0.6, 2.0),
-    ("fp64", ANY): _Costs(2.3, 0.5, 4.0, 10.0, 0.9, 0.6, 2.0),
-}
-
-
-def _arithmetic(config: Config, problem: Problem) -> str:
-    if problem.accumulate_dtype == torch.float64:
-        return "fp64"
-    if problem.precision is None:
-        return "half"
-    if config.input_precision == "tf32x3":
-        return "mixed tf32x3" if torch.bfloat16 in (problem.a_dtype, problem.b_dtype) else "fp32 tf32x3"
-    return config.input_precision
-
-
-def _predict_dot(config: Config, problem: Problem, device: Device) -> float:
-    streams = min(problem.m, problem.n)
-    a_thread = config.block_n * config.block_k / (32 * config.num_warps)
-    uneven = 0.05 * abs(math.log2(a_thread / 16))
-    static = -0.4 if config.launch == "static_b" else 0.0
-    return 0.75 + 1.25 * _unique_microseconds(problem, device) + 0.6 * (streams - 1) + uneven + static
-
-
-def _predict_torch(problem: Problem, device: Device) -> float:
-    """torch.mm on an H200: 6.3 us to begin with, then bytes, then arithmetic; fp32 off the tensor cores is slow."""
-    multiplies = problem.m * problem.n * problem.k
-    if problem.precision in (None, "tf32"):
-        arithmetic = multiplies / (700e6 if problem.accumulate_dtype != torch.float64 else 25e6)
-    else:
-        arithmetic = multiplies / (10e6 if problem.m * problem.n < 1 << 17 else 25e6)
-    epilogue = 1.5 if problem.activation or problem.bias_dtype is not None else 0.0
-    return 6.3 + 1.1 * _unique_microseconds(problem, device) + arithmetic + epilogue
-
-
-def _unique_microseconds(problem: Problem, device: Device) -> float:
-    return problem.bytes / (device.bandwidth or 1e12) * 1e6
 
 
 def _enumerate(problem: Problem, device: Device) -> Iterator[Config]:
@@ -200,10 +101,6 @@ def _pairs(
                     )
 
 
-def _usual_warps(config: Config) -> int:
-    return 2 if config.block_m * config.block_n <= 512 else 4
-
-
 def _warp_choices(tile: int) -> tuple[int, ...]:
     """Small tiles have too little work for four warps: 16 x 16 x 8192 takes 2.9 us with two and 3.0 us with four."""
     return (1, 2, 4) if tile <= 256 else (2, 4) if tile <= 1024 else (4, 8) if tile <= 8192 else (8,)
@@ -266,14 +163,30 @@ def _tile_sizes(size: int, static_b: bool) -> tuple[int, ...]:
     return (32, 64, 128)
 
 
+def _batch_invariant_candidates(problem: Problem, device: Device) -> tuple[Config, ...]:
+    """The one choice of a batch-invariant problem, and for tuning what differs in tile, K block, split and warps."""
+    first = _batch_invariant(problem, device)
+    shortest = ceil_divide(problem.k, _invariant_chain(problem))
+    others = (
+        replace(first, block_n=block_n, block_k=block_k, split_k=split_k, num_warps=num_warps)
+        for block_n in (16, 32, 64)
+        for block_k in (64, 128)
+        for split_k in sorted({shortest, first.split_k // 2, first.split_k, 2 * first.split_k})
+        for num_warps in (2, 4)
+        if shortest <= split_k <= ceil_divide(problem.k, block_k) and block_n <= max(16, _power_of_two(problem.n))
+    )
+    legal = [config for config in others if is_legal(config, problem, device) is None]
+    ranked = sorted(legal, key=lambda config: predict_microseconds(config, problem, device))
+    return tuple(dict.fromkeys((first, *ranked)))[:MOST_CANDIDATES]
+
+
 def _batch_invariant(problem: Problem, device: Device) -> Config:
-    """The one config of a batch-invariant problem: 16-row tiles, and a split that suits a single one of them."""
+    """16-row tiles, and a split that suits a single one of them."""
     is_half = problem.precision is None and problem.accumulate_dtype == torch.float32
     block_n = min(32, max(16, _power_of_two(problem.n)))
     block_k = 128 if is_half else 64
     fill = max(1, device.multiprocessors // ceil_divide(problem.n, block_n))
-    short_chain = ceil_divide(problem.k, 1024 if is_half else 128)
-    split_k = min(max(fill, short_chain), 1024, ceil_divide(problem.k, block_k))
+    split_k = min(max(fill, ceil_divide(problem.k, _invariant_chain(problem))), 1024, ceil_divide(problem.k, block_k))
     launch = "wait_first" if device.has_dependent_launch else "plain"
     return Config(
         "pair",
@@ -286,6 +199,11 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
         prefetch="b" if launch == "wait_first" else "",
         input_precision="tf32" if problem.precision == "tf32" else "ieee",
     )
+
+
+def _invariant_chain(problem: Problem) -> int:
+    """Products in a row that keep the error of a batch-invariant sum below torch's."""
+    return 1024 if problem.precision is None and problem.accumulate_dtype == torch.float32 else 128
 
 
 def _power_of_two(n: int) -> int:

@@ -7,10 +7,10 @@ import torch
 from decompose_k.config import Config
 from decompose_k.device import Device
 from decompose_k.problem import Problem
+from decompose_k.registers import MOST_REGISTERS, dot_registers, pair_registers
 
 MOST_DOT_ROWS = 2
 MOST_DOT_K = 16384
-MOST_REGISTERS = 200
 
 # What each precision of a problem lets a kernel do with fp32 operands, plainest first.
 FINE_ENOUGH = {
@@ -86,7 +86,7 @@ def _dot_refusal(config: Config, problem: Problem) -> str | None:
             return f"a thread would hold {held:.0f} fp16 weights and spill registers; 16 is the limit"
     if problem.batch_invariant:
         return "the dot kernel's order of summation differs from that of more rows"
-    return None
+    return _spill_refusal(dot_registers(config, problem))
 
 
 def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | None:
@@ -100,8 +100,12 @@ def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | Non
     shared = _shared_bytes(config, problem)
     if shared > device.shared_bytes:
         return f"needs {shared} bytes of shared memory; {device.name} has {device.shared_bytes}"
-    if _registers(config, problem, device) > MOST_REGISTERS:
-        return "the tile would spill registers"
+    return _spill_refusal(pair_registers(config, problem, device))
+
+
+def _spill_refusal(registers: float) -> str | None:
+    if registers > MOST_REGISTERS:
+        return f"a thread would hold about {registers:.0f} registers, and spill; {MOST_REGISTERS} is the limit"
     return None
 
 
@@ -134,22 +138,6 @@ def _shared_bytes(config: Config, problem: Problem) -> int:
     sizes = [max(dtype.itemsize, 4 if problem.precision else 0) for dtype in (problem.a_dtype, problem.b_dtype)]
     tile = config.block_k * (config.block_m * sizes[0] + config.block_n * sizes[1])
     return tile * max(1, config.num_stages)
-
-
-def _registers(config: Config, problem: Problem, device: Device) -> float:
-    """Rough 32-bit registers a thread for the accumulator, one K block of both operands and its copies."""
-    threads = 32 * config.num_warps
-    values = config.block_k * (config.block_m + config.block_n)
-    sums = config.block_m * config.block_n
-    if problem.accumulate_dtype == torch.float64:
-        return (2 * sums + 3 * values) / threads
-    if problem.precision is None:
-        pipelined = 0.25 if device.capability[0] == 9 else 0.75
-        return (sums + (pipelined if config.num_stages > 1 else 0.5) * values) / threads
-    if config.input_precision == "tf32x3":
-        # The parts of an operand go to Hopper's tensor cores from shared memory, elsewhere from registers.
-        return (sums + (2.5 if device.capability[0] == 9 else 7.0) * values) / threads
-    return (sums + (2 if device.capability[0] == 9 else 4) * values) / threads
 
 
 def k_blocks(config: Config, problem: Problem) -> int:

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from decompose_k.arguments import Options, result_dtype
 from decompose_k.autograd import gradients
 from decompose_k.config import Config
+from decompose_k.dtypes import dtype_from_name, dtype_name
 from decompose_k.execute import Keep, execute
 from decompose_k.reference import composite
 
@@ -24,9 +25,13 @@ _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _CONFIG_FIELDS = tuple(field.name for field in fields(Config))
 _OPTION_FIELDS = Options._fields
 
+_OUT_DTYPE = _OPTION_FIELDS.index("out_dtype")
+
+# The result's dtype goes by its name: a package that torch 2.11 compiled ahead of time calls an operator with another
+# dtype than it was given, fp64 for fp32.
 _SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, Scalar alpha=1.0, Scalar beta=1.0, str? activation=None,"
-    " ScalarType? out_dtype=None, str? precision=None, bool batch_invariant=False, bool static_b=False,"
+    " str? out_dtype=None, str? precision=None, bool batch_invariant=False, bool static_b=False,"
     " int? split_k=None, str backend='auto', str? config=None) -> Tensor"
 )
 
@@ -172,13 +177,23 @@ class _TransformedProduct(torch.autograd.Function):
         info: Any, in_dims: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options
     ) -> Any:
         call = functools.partial(product, options=options)
-        return _batched(call, info.batch_size, in_dims[:3], a, b, bias)
+        return batched(call, info.batch_size, in_dims[:3], a, b, bias)
 
 
 def _by_operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
-    config = None if options.config is None else _config_text(options.config)
-    result: torch.Tensor = torch.ops.decompose_k.matmul(a, b, bias, *options[:-1], config)
+    result: torch.Tensor = torch.ops.decompose_k.matmul(a, b, bias, *operator_values(options))
     return result
+
+
+def operator_values(options: Options) -> tuple[Any, ...]:
+    """Options as the operator takes them after its tensors: dtype and config as text.
+
+    >>> operator_values(Options(activation="relu", out_dtype=torch.float32))[:4]
+    (1.0, 1.0, 'relu', 'fp32')
+    """
+    config = None if options.config is None else _config_text(options.config)
+    dtype = None if options.out_dtype is None else dtype_name(options.out_dtype)
+    return options._replace(config=config, out_dtype=dtype)  # type: ignore[arg-type]
 
 
 def _config_text(config: Config) -> str:
@@ -196,9 +211,10 @@ def _config_from_text(text: str) -> Config:
 
 def _options(values: tuple[Any, ...]) -> Options:
     """The operator's trailing arguments as options; the dispatcher drops those at the end that are the defaults."""
-    if len(values) < len(_OPTION_FIELDS) or values[-1] is None:
-        return Options(*values)
-    return Options(*values[:-1])._replace(config=_config_from_text(values[-1]))
+    options = Options(*values)
+    if options.out_dtype is not None:
+        options = options._replace(out_dtype=dtype_from_name(values[_OUT_DTYPE]))
+    return options if options.config is None else options._replace(config=_config_from_text(values[-1]))
 
 
 def _run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *values: Any) -> torch.Tensor:
@@ -225,10 +241,10 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], a: Any, b: Any, bias: Any 
         return torch.ops.decompose_k.matmul(*tensors, *values)
 
     dims = (*in_dims[:3], None)[:3]
-    return _batched(call, info.batch_size, dims, a, b, bias)
+    return batched(call, info.batch_size, dims, a, b, bias)
 
 
-def _batched(
+def batched(
     call: Any,
     size: int,
     dims: tuple[int | None, ...],
@@ -267,10 +283,12 @@ def _rows_of_bias(bias: torch.Tensor | None, dim: int | None, size: int, m: int)
     return stacked.expand(size, m, stacked.shape[2]).reshape(size * m, stacked.shape[2])
 
 
-def _autocast_rule(key: torch._C.DispatchKey) -> Any:
-    def rule(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *values: Any) -> Any:
+def autocast_rule(key: torch._C.DispatchKey, operator: Any) -> Any:
+    """An operator's kernel under autocast: its first two tensors in the autocast dtype, as for torch.mm."""
+
+    def rule(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            return torch.ops.decompose_k.matmul(autocast_operand(a), autocast_operand(b), bias, *values)
+            return operator(autocast_operand(a), autocast_operand(b), *rest)
 
     return rule
 
@@ -287,7 +305,7 @@ def _register() -> Any:
     torch_library: Any = torch.library
     library = torch_library.Library("decompose_k", "FRAGMENT")
     for key in (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA):
-        library.impl("matmul", _autocast_rule(key), key.name)
+        library.impl("matmul", autocast_rule(key, torch.ops.decompose_k.matmul), key.name)
     return library
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -119,12 +120,21 @@ def choose(problem: Problem, device: Device, backend: str, split_k: int | None) 
     untuned = replace(_untuned(problem, device, backend, split_k), problem=problem)
     if 0 in (problem.m, problem.n, problem.k):
         return untuned
-    for remembered in cache.remembered(problem.bucketed(), device):
+    for remembered in _remembered(problem.bucketed(), device):
         config = remembered.entry.config
         if _is_usable(config, problem, device, backend, split_k):
             others = tuple(other for other in (untuned.config, *untuned.alternatives) if other != config)
-            return Plan(problem, device, config, _remembered_reason(remembered), others, remembered.origin)
+            return Plan(problem, device, config, _remembered_reason(remembered, problem), others, remembered.origin)
     return untuned
+
+
+def _remembered(problem: Problem, device: Device) -> Iterator[cache.Remembered]:
+    """What was measured of a bucketed problem, and then of its product with another epilogue.
+
+    Such kin count only where a Triton kernel won: a further epilogue costs torch more than it costs us.
+    """
+    yield from cache.remembered(problem, device)
+    yield from (kin for kin in cache.remembered_kin(problem, device) if kin.entry.config.backend == "triton")
 
 
 def _untuned(problem: Problem, device: Device, backend: str, split_k: int | None) -> Plan:
@@ -161,10 +171,12 @@ def _is_legal(config: Config, problem: Problem, device: Device) -> bool:
     return config.backend == "torch" or triton_objection(config, problem, device) is None
 
 
-def _remembered_reason(remembered: cache.Remembered) -> str:
+def _remembered_reason(remembered: cache.Remembered, problem: Problem) -> str:
     entry = remembered.entry
     found = f"the fastest of {len(entry.timings)} that were measured on {entry.date[:10]}: {entry.chosen_us:.2f} us"
-    return found if entry.torch_us is None else f"{found}, torch {entry.torch_us:.2f} us"
+    if entry.torch_us is not None:
+        found += f", torch {entry.torch_us:.2f} us"
+    return found if entry.problem == problem.bucketed() else f"{found} (with another epilogue)"
 
 
 def _plan_torch(problem: Problem, device: Device, split_k: int | None) -> Plan:

@@ -27,6 +27,8 @@ WHOLE_COPY_BYTES = 16 << 20
 # K = 515 and values that are constant along K, chunks of 128, 64 and 32 make 7.2, 2.5 and 1.05 times torch's error.
 CUDA_CHUNK = 128
 CUDA_CHUNK_FP32 = 32
+# A large output fills a GPU by itself, and torch.mm then has one accumulator too; its partials would take gigabytes.
+LARGE_OUTPUT = 1 << 17
 # BLAS sums a single row one product after the other: a chain this short is as accurate as its product of many rows.
 INVARIANT_CHUNK = 256
 
@@ -211,7 +213,7 @@ def _product(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if config.kernel == "mm" and (a.dtype == b.dtype == wide or a.is_cuda or is_small):
         return torch.mm(a.to(wide), b.to(wide))
     chunk = -(-k // (config.split_k if config.kernel == "bmm_sum" else 1))
-    if a.is_cuda:
+    if a.is_cuda and m * n < LARGE_OUTPUT:
         chunk = min(chunk, CUDA_CHUNK_FP32 if wide == torch.float32 and not in_halves else CUDA_CHUNK)
     whole = k // chunk
     body = whole * chunk

@@ -16,13 +16,14 @@ def test_a_small_kernel_is_measured(compile_pool, target):
     assert kernel["grid"] == [1, 1]
     assert kernel["grid_fits"]
     assert 0 < kernel["registers"] < 256
-    assert kernel["spills"] == 0
+    assert kernel["stack"] == kernel["spills"] == 0
     assert 0 < kernel["shared"] <= 1024
 
 
 @every_target
 def test_spills_are_found(compile_pool, target):
     (kernel,) = compile_pool.submit(target, "toy:launch_spilling").result()["kernels"]
+    assert kernel["stack"] > 0
     assert kernel["spills"] > 0
 
 

@@ -9,10 +9,9 @@ from shipped import shipped, untested_activations
 from targets import TARGETS
 
 SHIPPED = shipped()
-
-# Bytes of stack a thread. The compiler puts a few words there that no loop touches; a tile that does not fit costs
-# hundreds. None at all is the aim: 8 to 24 bytes remain in a few lower-ranked configs.
-NEGLIGIBLE_SPILL = 128
+# The assembler may trade registers that are there for one more program a multiprocessor, by keeping a word or a few on
+# the stack. Which tile it does that to differs between its releases; with all registers allowed it never does.
+FEW_WORDS = 16
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,8 @@ def test_compiles_within_the_limits(answers, launch):
     assert "error" not in answer, answer["error"]
     assert len(answer["kernels"]) == (1 if launch.config.kernel == "dot" else 2)
     for kernel in answer["kernels"]:
-        assert kernel["spills"] <= NEGLIGIBLE_SPILL, f"{launch.config} spills: {kernel}"
+        assert kernel["spills"] == 0, f"{launch.config} does not fit into the registers: {kernel}"
+        assert kernel["stack"] <= FEW_WORDS or launch.rank != "first", f"the default {launch.config}: {kernel}"
         assert kernel["shared"] <= TARGETS[launch.target].shared_limit, f"{launch.config} takes too much: {kernel}"
         assert kernel["grid_fits"], str(kernel)
         assert kernel["waits"] == (launch.config.launch != "plain"), str(kernel)

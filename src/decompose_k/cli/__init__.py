@@ -1,4 +1,4 @@
-"""The command line `decompose-k`: demo and bench, tune, cache and explain, verify and info."""
+"""The command line `decompose-k`: demo and bench, tune, cache and explain, inspect, verify and info."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from decompose_k.cli.checking import info, verify
 from decompose_k.cli.choosing import explain, tune
 from decompose_k.cli.common import UserError
+from decompose_k.cli.compiling import inspect
 from decompose_k.cli.measuring import bench, demo
 from decompose_k.cli.remembered import cache
 
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, tune, explain, verify, info):
+for _command in (demo, tune, explain, inspect, verify, info):
     app.command()(_command)
 app.add_typer(bench, name="bench")
 app.add_typer(cache, name="cache")
@@ -51,8 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _show_warning(message: Warning | str, *_where: object) -> None:
-    typer.echo(f"decompose-k: {' '.join(str(message).split())}", err=True)
+def _show_warning(message: Warning | str, category: type[Warning], *_where: object) -> None:
+    # What a library has to say to its programmers is not for who types a command.
+    if not issubclass(category, (DeprecationWarning, FutureWarning)):
+        typer.echo(f"decompose-k: {' '.join(str(message).split())}", err=True)
 
 
 def _fail(message: str) -> None:

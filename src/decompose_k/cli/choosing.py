@@ -44,6 +44,7 @@ from decompose_k.dtypes import dtype_from_name, dtype_name
 from decompose_k.entries import Entry
 from decompose_k.epilogue import ACTIVATIONS
 from decompose_k.explain import explain as explain_problem
+from decompose_k.heuristics import MOST_CANDIDATES
 from decompose_k.problem import HIGHEST, Problem
 from decompose_k.record import Recording
 from decompose_k.search import FINAL_REPETITIONS
@@ -86,6 +87,9 @@ def tune(
     budget: Annotated[str | None, typer.Option(help="Time for everything, such as 8m.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that compile [cores, 16 at most].")] = None,
     repetitions: Annotated[int, typer.Option(min=1, help="Samples of each finalist.")] = FINAL_REPETITIONS,
+    most_candidates: Annotated[
+        int, typer.Option("--candidates", min=1, help="How many of the heuristic's ranking are measured.")
+    ] = MOST_CANDIDATES,
     force: Annotated[bool, typer.Option("--force", help="Measure again what is remembered.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be tuned.")] = False,
 ) -> None:
@@ -120,6 +124,7 @@ def tune(
                 budget=seconds,
                 jobs=jobs,
                 repetitions=repetitions,
+                most_candidates=most_candidates,
                 progress=announce,
                 force=force,
             )

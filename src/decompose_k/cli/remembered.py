@@ -78,11 +78,15 @@ def clear(
 def export(
     folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.")],
     device: DeviceOption = AUTO,
+    most_timings: Annotated[
+        int | None,
+        typer.Option("--timings", min=1, help="Of each choice only the fastest so many timings, and torch's."),
+    ] = None,
 ) -> None:
     """Write the user's choices for a device into a folder, as files that `import` reads and a package can ship."""
     with user_errors():
         facts = Device.of(parse_device(device))
-        written = choices.export(folder, facts)
+        written = choices.export(folder, facts, most_timings=most_timings)
     if not written:
         raise UserError(f"nothing is remembered for {facts.name}")
     for path in written:

@@ -51,7 +51,7 @@ def triton_matmul(
         result = torch.empty((m, n), dtype=out_dtype, device=a.device) if out is None else out
         epilogue = _Epilogue(alpha=alpha, beta=beta, activation=activation)
         compute = _compute_dot if config.kernel == "dot" else _compute_pair
-        repeat = compute(config, a, b, addend, result, epilogue)
+        repeat = compute(config, a, b, addend, result, epilogue, keep is not None)
         if keep is not None and repeat is not None:
             keep(repeat)
     return result
@@ -70,6 +70,7 @@ def _compute_pair(
     addend: torch.Tensor | None,
     result: torch.Tensor,
     epilogue: _Epilogue,
+    is_kept: bool,
 ) -> Repeat | None:
     splits = count_splits(a.shape[1], config)
     partials = torch.empty((splits, *result.shape), dtype=accumulate_dtype(a.dtype, b.dtype), device=a.device)
@@ -77,7 +78,7 @@ def _compute_pair(
     first = partial.run()
     reduce = reduce_launch(partials, result, config, bias=addend, **epilogue)
     second = reduce.run()
-    if first is None or second is None:
+    if not is_kept or first is None or second is None:
         return None
     return repeat_pair(partial, first, reduce, second, config)
 
@@ -89,6 +90,7 @@ def _compute_dot(
     addend: torch.Tensor | None,
     result: torch.Tensor,
     epilogue: _Epilogue,
+    is_kept: bool,
 ) -> Repeat | None:
     accumulate = _TRITON_DTYPES[accumulate_dtype(a.dtype, b.dtype)]
     # Few columns: the same kernel on the transposed product, where the rows of a are what it streams.
@@ -97,7 +99,7 @@ def _compute_dot(
         a, b, result, addend = b.T, a.T, result.T, None if addend is None else addend.T
     dot = dot_launch(a, b, result, config, accumulate, bias=addend, **epilogue)
     compiled = dot.run()
-    if compiled is None:
+    if not is_kept or compiled is None:
         return None
     return repeat_dot(dot, compiled, config.block_n, transposed=transposed)
 

@@ -1,0 +1,114 @@
+"""Measure the choices for the whole corpus side by side: `PYTHONPATH=src python3 results/measure_choices.py FILE`.
+
+For every bucketed problem of the corpus (Gram matrices and weight gradients apart), with and without a static weight:
+torch as one would write it by hand, the heuristic's first candidate, and what is remembered. One JSON line each. With
+`--every-m` instead: routers for M from 1 to 64, buckets' ends and their middles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from decompose_k.accuracy import make_operands, own_product, torch_product
+from decompose_k.bench.cases import SUITE_ACTIVATIONS
+from decompose_k.compiling import compile_ahead
+from decompose_k.config import Config
+from decompose_k.device import Device
+from decompose_k.heuristics import candidates
+from decompose_k.plan import plan
+from decompose_k.problem import Problem
+from decompose_k.shapes import corpus
+from decompose_k.timing import make_input_sets, time_variants
+
+LEFT_OUT = ("gram", "wgrad")
+EVERY_M = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+ROUTERS = ((256, 7168), (128, 2880))
+
+
+def corpus_problems() -> dict[Problem, str]:
+    """Distinct bucketed problems and the suite of the first shape that makes each."""
+    found: dict[Problem, str] = {}
+    for shape in corpus():
+        if shape.suite not in LEFT_OUT:
+            for static_b in (False, True) if shape.has_static_weight else (False,):
+                activation = SUITE_ACTIVATIONS.get(shape.suite)
+                problem = shape.problem("cuda", activation=activation, static_b=static_b)
+                found.setdefault(problem.bucketed(), shape.suite)
+    return found
+
+
+def router_problems() -> dict[Problem, str]:
+    """Routers at the ends and in the middle of each bucket of M."""
+    return {
+        Problem.make(m, n, k, out_dtype=torch.float32, b_layout="column", static_b=static_b): "router"
+        for n, k in ROUTERS
+        for static_b in (False, True)
+        for m in EVERY_M
+    }
+
+
+def choices(problem: Problem, device: Device) -> dict[str, Config]:
+    """The heuristic's first candidate and what is remembered."""
+    return {"first": candidates(problem.bucketed(), device)[0], "chosen": plan(problem, device).config}
+
+
+def measured(problems: dict[Problem, str], place: torch.device, deadline: float) -> Iterator[dict[str, object]]:
+    """One record for each problem until the deadline."""
+    device = Device.of(place)
+    for problem, suite in problems.items():
+        if time.monotonic() > deadline:
+            return
+        configs = choices(problem, device)
+        generator = torch.Generator(place).manual_seed(0)
+        operands = make_input_sets(lambda p=problem, g=generator: make_operands(p, place, g), problem.bytes, place)
+        calls = {"torch": torch_product(problem)[1], "first": own_product(problem, configs["first"])}
+        if configs["chosen"] != configs["first"]:
+            calls["chosen"] = own_product(problem, configs["chosen"])
+        timings = time_variants(calls, operands, place, bytes_per_set=problem.bytes, repetitions=9, graph_calls=100)
+        medians = {name: round(timing.p50_us, 3) for name, timing in timings.items()}
+        yield {
+            "suite": suite,
+            "problem": problem.to_json(),
+            "origin": plan(problem, device).origin,
+            "first": configs["first"].to_json(),
+            "chosen": configs["chosen"].to_json(),
+            "torch_us": medians["torch"],
+            "first_us": medians["first"],
+            "chosen_us": medians.get("chosen", medians["first"]),
+            "device": device.name,
+            "torch": torch.__version__,
+        }
+
+
+def main() -> None:
+    """Compile ahead, then measure until done or out of time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--every-m", action="store_true", help="routers for M from 1 to 64 instead of the corpus")
+    parser.add_argument("--seconds", type=float, default=600, help="when to stop")
+    parser.add_argument("--jobs", type=int, default=16, help="processes that compile")
+    arguments = parser.parse_args()
+    deadline = time.monotonic() + arguments.seconds
+    place = torch.device("cuda", torch.cuda.current_device())
+    device = Device.of(place)
+    problems = router_problems() if arguments.every_m else corpus_problems()
+    work = [
+        (problem, config)
+        for problem in problems
+        for config in choices(problem, device).values()
+        if config.backend == "triton"
+    ]
+    compile_ahead(work, place, arguments.jobs)
+    with arguments.file.open("w", encoding="utf-8") as file:
+        for record in measured(problems, place, deadline):
+            file.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()
