@@ -144,9 +144,8 @@ def plots() -> dict[Path, Plot]:
         older = folder / f"{OLDER_HEADLINE}.jsonl"
         if not rows and older.exists():
             rows = [row for row in read_jsonl(older) if row.status == "definition"]
-        for plot in make_plots(rows):
-            if not plot.is_detail:
-                found[PLOTS / f"{folder.name}-{plot.name}.svg"] = plot
+        for plot in make_plots(rows, details=False):
+            found[PLOTS / f"{folder.name}-{plot.name}.svg"] = plot
     return found
 
 

@@ -92,9 +92,11 @@ def _without_graph_cache() -> Iterator[None]:
 @contextlib.contextmanager
 def _listening(rounds: list[Round]) -> Iterator[None]:
     """Note every autotuning round until the end, beside whoever listens already."""
-    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+    from torch._inductor import select_algorithm
 
-    listeners: list[Callable[..., None]] = get_algorithm_selector_cache().feedback_saver_fns
+    # Private, and not in every release: where it is missing, what was chosen stays untold.
+    find_cache = getattr(select_algorithm, "get_algorithm_selector_cache", lambda: None)
+    listeners: list[Callable[..., None]] = getattr(find_cache(), "feedback_saver_fns", [])
 
     def listen(timings: Any, name: str, *_: object) -> None:
         if timings:

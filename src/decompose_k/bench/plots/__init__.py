@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 _MAX_DOTS = 26
 
 
-def make_plots(rows: Sequence[Row]) -> list[Plot]:
-    """Every plot that the rows have data for."""
+def make_plots(rows: Sequence[Row], *, details: bool = True) -> list[Plot]:
+    """Every plot that the rows have data for; those that show a part of another one only with `details`."""
     all_duels = duels(rows)
     crossover = [duel for duel in decomposed_duels(rows) if duel.ours.suite == CROSSOVER]
     plots: list[Plot] = []
     with matplotlib.rc_context(STYLE):
         for group in _groups(rows, [duel for duel in all_duels if duel.ours.suite != CROSSOVER]):
             if _is_grid(group.duels):
-                plots += [speedup_grid(group, _square(group.duels)), *latency_curves(group)]
+                plots += [speedup_grid(group, _square(group.duels)), *latency_curves(group, details=details)]
             elif len(group.duels) <= _MAX_DOTS:
                 plots.append(speedup_dots(group))
             else:

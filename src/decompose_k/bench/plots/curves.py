@@ -46,8 +46,8 @@ class Curve:
         return [torch.p50_us / row.p50_us for row, torch in zip(self.rows, self.torch, strict=True)]
 
 
-def latency_curves(group: Group) -> list[Plot]:
-    """One plot of all sizes together, and one of each in detail."""
+def latency_curves(group: Group, *, details: bool = True) -> list[Plot]:
+    """One plot of all sizes together, and with `details` one of each."""
     sizes = sorted({case[0].m for case in group.cases if case[0].m == case[0].n})
     curves = {size: _curves([case for case in group.cases if case[0].m == case[0].n == size]) for size in sizes}
     caption = "Medians; bands of torch and ours from the 20th to the 80th percentile. Dashed: the measured roofline."
@@ -58,7 +58,9 @@ def latency_curves(group: Group) -> list[Plot]:
         _draw(curves, panel_height=1.9),
         is_wide=True,
     )
-    details = [
+    if not details or len(sizes) == 1:
+        return [overall]
+    return [overall] + [
         Plot(
             f"latency-{group.slug}-{size}",
             f"Time against K at M = N = {size}: {group.name}",
@@ -69,7 +71,6 @@ def latency_curves(group: Group) -> list[Plot]:
         )
         for size in sizes
     ]
-    return [overall, *(details if len(details) > 1 else [])]
 
 
 def _curves(cases: Sequence[Sequence[Row]]) -> list[Curve]:
