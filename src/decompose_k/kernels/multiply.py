@@ -44,6 +44,8 @@ def multiply(a, b, total, PRECISION: tl.constexpr):
     elif PRECISION == "tf32x3":
         a_high, a_middle, a_low = _three_bf16(a.to(tl.float32) * SCALE_UP)
         b_high, b_middle, b_low = _three_bf16(b.to(tl.float32) * SCALE_UP)
+        # Small products first. The three left out, of a middle or low part with a low one, lie below 2^-24 of the
+        # largest, which is less than fp32 keeps of it.
         product = tl.dot(a_low, b_high, tl.zeros_like(total))
         product = tl.dot(a_high, b_low, product)
         product = tl.dot(a_middle, b_middle, product)

@@ -22,7 +22,7 @@ from decompose_k.kernels.launch import (
 from decompose_k.kernels.multiply import all_finite, multiply, unscale
 
 
-# As in the reducer: no code of its own for an M that is 1 or divisible by 16.
+# No code of its own for an M that is 1 or divisible by 16: a row's bits may not depend on M.
 @triton.jit(do_not_specialize=["M"])
 def partial_kernel(
     a,
@@ -48,6 +48,11 @@ def partial_kernel(
     WIDE: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
+    """One tile of one split.
+
+    A_AXIS and B_AXIS name the contiguous dimension of an operand, along which it is prefetched. WIDE makes offsets
+    64-bit. LAUNCH is one of the codes in `launch`; with STATIC_B a program has a single K block: `legality` sees to it.
+    """
     let_dependents_start(LAUNCH)
     tile_m, tile_n = _tile(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     split = tl.program_id(1)

@@ -25,7 +25,10 @@ MOST_SPLITS_AT_ONCE = 128
 
 @triton.jit
 def finish(total, bias, rows, columns, valid, stride_bm, stride_bn, alpha, beta, BIAS, SCALE, ACTIVATION):
-    """The epilogue of a block of sums: scale, bias (any broadcast, by strides) and activation in the sums' dtype."""
+    """The epilogue of a block of sums: scale, bias (any broadcast, by strides) and activation in the sums' dtype.
+
+    alpha and beta come as fp64, and are made blocks of the sums' dtype: a plain product would widen fp32 sums to fp64.
+    """
     if SCALE:
         total = total * tl.full(total.shape, alpha, total.dtype)
     if BIAS:
