@@ -103,3 +103,13 @@ def test_a_weight_gradient_over_many_tokens():
     (decision,), _ = rewritten(model, (32768, 16), (32768, 32))
     assert decision.rewritten
     assert decision.fused == ("to fp32",)
+
+
+def test_a_sum_of_products_in_fp32_stays_exact():
+    def model(x, w):
+        return (x.unsqueeze(2) * w.unsqueeze(0)).sum(dim=1)
+
+    (decision,), graph = rewritten(model, (1, 7168), (7168, 256), dtype=torch.float32)
+    assert decision.rewritten
+    (node,) = (node for node in graph.nodes if node.target is OPERATOR)
+    assert node.args[6:] == ("fp32", "ieee")

@@ -110,8 +110,8 @@ def _replace(graph: Graph, product: Product, tail: Tail, erased: set[Node]) -> b
             bias = build_bias(graph, tail.bias, product.value.shape[0], tail.last)
         # A sum of products is exact fp32, whatever torch's setting allows a product.
         is_exact = product.is_sum and accumulates_fp32_operand(product.a.value.dtype, product.b.value.dtype)
-        precision = "ieee" if is_exact else None
-        args = (a, b, bias, tail.alpha, tail.beta, tail.activation, dtype_name(tail.out_dtype), precision)
+        precision = ("ieee",) if is_exact else ()
+        args = (a, b, bias, tail.alpha, tail.beta, tail.activation, dtype_name(tail.out_dtype), *precision)
         return make_result(graph, product, tail, torch.ops.decompose_k.matmul.default, args)
 
     return put_in_place(graph, tail, make, erased)
