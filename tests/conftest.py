@@ -10,6 +10,7 @@ import torch
 
 from decompose_k import cache
 from decompose_k import device as processors
+from decompose_k.calls import CALLS
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -52,6 +53,7 @@ def device(request):
 def poisoned_memory(monkeypatch):
     """Memory that the library takes holds NaN or the largest integer: what nobody writes cannot look right."""
     monkeypatch.setattr(torch, "empty", _poisoning(torch.empty))
+    CALLS.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -233,6 +233,43 @@ def test_a_repeated_linear_has_the_bits_of_the_first(bias, rank, dtype):
     assert all(torch.equal(results[0], result) for result in results)
 
 
+@pytest.mark.parametrize("out_dtype", [BF16, torch.float32], ids=str)
+def test_the_precision_of_a_cpu_counts(out_dtype, monkeypatch):
+    monkeypatch.undo()
+    a, b = operands(m=4, k=256)
+    first = dk.matmul(a, b, out_dtype=out_dtype, config=Config("mm"))
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        assert torch.equal(dk.matmul(a, b, out_dtype=out_dtype, config=Config("mm")), first)
+        assert key(a, b) != before_key(a, b, before)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+def before_key(a, b, setting):
+    found = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = setting
+    try:
+        return key(a, b)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = found
+
+
+@pytest.mark.parametrize("m", [1, 5, 8, 700])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("out_dtype", [None, torch.float32], ids=str)
+def test_a_repeated_product_on_a_cpu_has_the_bits_of_the_first(m, dtype, out_dtype, monkeypatch):
+    monkeypatch.undo()
+    a, b = torch.randn(m, 512).to(dtype), torch.randn(512, 24).to(dtype)
+    for options in ({}, {"activation": "relu"}, {"bias": torch.randn(24).to(dtype)}, {"alpha": 0.5}):
+        CALLS.cache_clear()
+        results = [dk.matmul(a, b, out_dtype=out_dtype, **options) for _ in range(3)]
+        assert all(torch.equal(results[0], result) for result in results)
+        results = [dk.linear(a, b.T.contiguous(), out_dtype=out_dtype) for _ in range(3)]
+        assert all(torch.equal(results[0], result) for result in results)
+
+
 def test_the_alignment_of_m_counts_where_it_is_a_stride():
     wide = torch.ones(64, 40, dtype=BF16)
     b = operands()[1]

@@ -1,8 +1,8 @@
 """The way past everything for a call whose like has been seen: one look-up, then its compiled kernels.
 
 A first call is checked, planned and compiled. What that led to is kept under a key of all it depended on, and the next
-such call needs none of it. Only calls that nothing but the engine has to see may take this way: plain tensors on the
-current GPU, no gradient recorded, no tracing, transform, autocast or dispatch mode.
+such call needs none of it. Only calls that nothing but the engine has to see may take this way: plain tensors on a CPU
+or the current GPU, no gradient recorded, no tracing, transform, autocast or dispatch mode.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ def call_key(  # noqa: C901
         _is_compiling()
         or type(a) not in _PLAIN
         or type(b) not in _PLAIN
-        or not a.is_cuda
-        or not b.is_cuda
+        or not (a.is_cuda or a.is_cpu)
         or (bias is not None and type(bias) not in _PLAIN)
         or is_observed()
         or alpha.__class__ is not float
@@ -127,7 +126,8 @@ def call_key(  # noqa: C901
         return None
     if not (a_address and b_address and bias_address) or (a_address | b_address | bias_address) & 15:
         return None
-    if index != _current_device() or a.is_neg() or b.is_neg():
+    # Tensors on a CPU have the index -1.
+    if (index >= 0 and index != _current_device()) or b.get_device() != index or a.is_neg() or b.is_neg():
         return None
     if a.dim() == 2:
         m, k = a.shape
@@ -140,16 +140,18 @@ def call_key(  # noqa: C901
     needs_gradient = a.requires_grad or b.requires_grad
     addend: Any = None
     if bias is not None:
-        if not bias.is_cuda or bias.is_neg() or (bias.dim() > 1 and a.dim() > 2):
+        if bias.get_device() != index or bias.is_neg() or (bias.dim() > 1 and a.dim() > 2):
             # With rows in several dimensions the kernels see another bias than the caller's.
             return None
         needs_gradient = needs_gradient or bias.requires_grad
         # Rows of its own tie a bias to the exact shape.
-        addend = (bias.dtype, bias.shape, bias.stride(), bias.get_device(), None if bias.dim() < 2 else a.shape)
+        addend = (bias.dtype, bias.shape, bias.stride(), None if bias.dim() < 2 else a.shape)
     if needs_gradient and torch.is_grad_enabled():
         return None
     if precision is None and (a_dtype is torch.float32 or b_dtype is torch.float32):
         precision = default_precision()
+    # What fp32 products of a CPU may be rounded to is a setting of its own, and fp32 copies of halves obey it too.
+    cpu_setting = torch.backends.mkldnn.matmul.fp32_precision if index < 0 else None
     return (
         names,
         index,
@@ -160,7 +162,6 @@ def call_key(  # noqa: C901
         a_strides,
         b.shape,
         b.stride(),
-        b.get_device(),
         a_dtype,
         b_dtype,
         addend,
@@ -169,6 +170,7 @@ def call_key(  # noqa: C901
         activation,
         out_dtype,
         precision,
+        cpu_setting,
         batch_invariant,
         batch_invariant.__class__,
         static_b,
@@ -189,4 +191,5 @@ def is_observed() -> bool:
         or _forward_ad._current_level >= 0
         or _is_tracing() is not None
         or torch.is_autocast_enabled("cuda")
+        or torch.is_autocast_enabled("cpu")
     )

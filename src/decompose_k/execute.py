@@ -73,7 +73,7 @@ def execute(
             if 0 in key[:3]:
                 config = TORCH_MM
     if config.kernel in TORCH_KERNELS:
-        if keep is not None and a.is_cuda and not options.batch_invariant and options.precision is None:
+        if keep is not None and not options.batch_invariant and options.precision is None:
             shortcuts = torch_shortcuts(
                 config,
                 a,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from decompose_k.config import Config
 from decompose_k.dtypes import COMPLEX, FLOATS, HALVES, accumulate_dtype
 from decompose_k.epilogue import apply_activation
+from decompose_k.problem import bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +117,7 @@ def torch_shortcuts(
     out_dtype: torch.dtype,
     precision: str | None = None,
 ) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]] | None:
-    """What further calls like one of `torch_matmul` on a GPU come down to: (a, b, bias, m) and (x, weight, bias, m).
+    """What further calls like one of `torch_matmul` come down to: (a, b, bias, m) and (x, weight, bias, m).
 
     None where more is needed than one call of torch's, or where torch's setting of fp32 products is not `precision`.
     """
@@ -124,8 +125,15 @@ def torch_shortcuts(
         return None
     if _wanted_setting(a, accumulate_dtype(a.dtype, b.dtype), precision) is not None:
         return None
+    if not a.is_cuda and not _is_one_call_on_a_cpu(a, b, bias, out_dtype, alpha):
+        return None
     if bias is None and out_dtype == a.dtype and alpha == 1:
         products: Any = (lambda a, b, _bias, _m: torch.mm(a, b), lambda x, weight, _bias, _m: F.linear(x, weight))
+    elif not a.is_cuda:
+        products = (
+            lambda a, b, _bias, _m: torch.mm(a.float(), b.float()),
+            lambda x, weight, _bias, m: torch.mm(x.reshape(m, -1).float(), weight.t().float()),
+        )
     elif bias is None and a.dtype in HALVES and out_dtype == torch.float32 and alpha == 1:
         products = (
             lambda a, b, _bias, _m: torch.mm(a, b, out_dtype=torch.float32),
@@ -140,6 +148,18 @@ def torch_shortcuts(
         return None
     for_matmul, for_linear = products
     return (for_matmul, for_linear) if activation is None else (_then_relu(for_matmul), _then_relu(for_linear))
+
+
+def _is_one_call_on_a_cpu(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype, alpha: float
+) -> bool:
+    """Whether torch's product is all, or that of fp32 copies, small ones for every M of the bucket."""
+    if bias is not None or alpha != 1:
+        return False
+    if out_dtype == a.dtype:
+        return True
+    copies = a.shape[1] * (bucket_of(a.shape[0]) + b.shape[1]) * torch.float32.itemsize
+    return a.dtype in HALVES and out_dtype == torch.float32 and copies <= WHOLE_COPY_BYTES
 
 
 def _then_relu(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
