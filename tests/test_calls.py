@@ -258,10 +258,11 @@ def before_key(a, b, setting):
 
 @pytest.mark.parametrize("m", [1, 5, 8, 700])
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("b_dtype", [None, torch.float32], ids=str)
 @pytest.mark.parametrize("out_dtype", [None, torch.float32], ids=str)
-def test_a_repeated_product_on_a_cpu_has_the_bits_of_the_first(m, dtype, out_dtype, monkeypatch):
+def test_a_repeated_product_on_a_cpu_has_the_bits_of_the_first(m, dtype, b_dtype, out_dtype, monkeypatch):
     monkeypatch.undo()
-    a, b = torch.randn(m, 512).to(dtype), torch.randn(512, 24).to(dtype)
+    a, b = torch.randn(m, 512).to(dtype), torch.randn(512, 24).to(b_dtype or dtype)
     for options in ({}, {"activation": "relu"}, {"bias": torch.randn(24).to(dtype)}, {"alpha": 0.5}):
         CALLS.cache_clear()
         results = [dk.matmul(a, b, out_dtype=out_dtype, **options) for _ in range(3)]
@@ -327,7 +328,7 @@ def test_what_torch_does_in_several_calls_has_no_shortcut():
         (Config("mm"), {"alpha": 0.5}),
     ):
         assert torch_shortcuts(config, a, b, None, **(plain | changes)) is None
-    assert torch_shortcuts(Config("mm"), a, b.float(), None, **plain) is None
+    assert torch_shortcuts(Config("mm"), a, b.float(), None, **(plain | {"out_dtype": torch.float32})) is None
     complex_operands = (a.to(torch.complex64), b.to(torch.complex64), torch.ones(24, dtype=torch.complex64))
     assert torch_shortcuts(Config("mm"), *complex_operands, **(plain | {"out_dtype": torch.complex64})) is None
     assert torch_shortcuts(Config("mm"), a, b, torch.ones(24), **plain) is None

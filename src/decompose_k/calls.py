@@ -27,6 +27,7 @@ MOST_CALLS = 8192
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _forward_ad: Any = forward_ad
+_mkldnn: Any = torch.backends.mkldnn
 _is_compiling = torch.compiler.is_compiling
 _is_tracing = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -151,7 +152,7 @@ def call_key(  # noqa: C901
     if precision is None and (a_dtype is torch.float32 or b_dtype is torch.float32):
         precision = default_precision()
     # What fp32 products of a CPU may be rounded to is a setting of its own, and fp32 copies of halves obey it too.
-    cpu_setting = torch.backends.mkldnn.matmul.fp32_precision if index < 0 else None
+    cpu_setting = _mkldnn.matmul.fp32_precision if index < 0 else None
     return (
         names,
         index,

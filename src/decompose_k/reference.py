@@ -121,13 +121,15 @@ def torch_shortcuts(
 
     None where more is needed than one call of torch's, or where torch's setting of fp32 products is not `precision`.
     """
-    if config.kernel != "mm" or a.dtype != b.dtype or a.dtype not in FLOATS or activation not in (None, "relu"):
+    if config.kernel != "mm" or a.dtype not in FLOATS or activation not in (None, "relu"):
+        return None
+    if a.is_cuda and a.dtype != b.dtype:
         return None
     if _wanted_setting(a, accumulate_dtype(a.dtype, b.dtype), precision) is not None:
         return None
     if not a.is_cuda and not _is_one_call_on_a_cpu(a, b, bias, out_dtype, alpha):
         return None
-    if bias is None and out_dtype == a.dtype and alpha == 1:
+    if bias is None and a.dtype == b.dtype == out_dtype and alpha == 1:
         products: Any = (lambda a, b, _bias, _m: torch.mm(a, b), lambda x, weight, _bias, _m: F.linear(x, weight))
     elif not a.is_cuda:
         products = (
@@ -156,10 +158,11 @@ def _is_one_call_on_a_cpu(
     """Whether torch's product is all, or that of fp32 copies, small ones for every M of the bucket."""
     if bias is not None or alpha != 1:
         return False
-    if out_dtype == a.dtype:
+    if a.dtype == b.dtype == out_dtype:
         return True
     copies = a.shape[1] * (bucket_of(a.shape[0]) + b.shape[1]) * torch.float32.itemsize
-    return a.dtype in HALVES and out_dtype == torch.float32 and copies <= WHOLE_COPY_BYTES
+    wide = accumulate_dtype(a.dtype, b.dtype)
+    return wide == out_dtype == torch.float32 and copies <= WHOLE_COPY_BYTES
 
 
 def _then_relu(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
