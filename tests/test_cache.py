@@ -538,3 +538,12 @@ def test_the_name_of_a_cpu_has_its_threads():
 def test_an_unreadable_text_says_what_is_wrong():
     with pytest.raises(UnreadableFileError, match="its format is 2, not 1"):
         store.parse(GOOD.replace('"format": 1', '"format": 2'))
+
+
+@pytest.mark.parametrize("microseconds", [10**400, 1e30, 0, -1.0, float("nan")], ids=lambda value: str(value)[:6])
+def test_a_timing_that_nobody_measured_is_no_entry(microseconds):
+    values = entry_of(PROBLEM, PAIR).to_json()
+    for timing in values["timings"]:
+        timing["p50_us"] = microseconds
+    with pytest.raises(ValueError, match="^timings must be finite"):
+        Entry.from_json(values)

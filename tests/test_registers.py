@@ -174,3 +174,27 @@ def test_a_dot_of_more_columns_takes_more_registers(dtype):
     sizes = [dot_registers(Config("dot", block_n=n, block_k=4096), problem) for n in (1, 2, 4)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[1] < sizes[2]
+
+
+LIMITS = {
+    "warps": {"num_warps": 64},
+    "reduce_warps": {"reduce_warps": 64},
+    "reduce_block": {"reduce_block": 1 << 21},
+    "tile": {"block_m": 1 << 12, "block_k": 1 << 12},
+    "splits": {"split_k": 1 << 17},
+    "group_m": {"group_m": 1 << 33},
+}
+
+
+@pytest.mark.parametrize("changes", LIMITS.values(), ids=LIMITS)
+def test_what_no_gpu_can_launch_is_refused(changes):
+    problem = Problem.make(4, 4, 1 << 25)
+    config = Config("pair", split_k=1 << 15, block_k=64)
+    assert is_legal(config, problem, H200) is None
+    assert is_legal(replace(config, **changes), problem, H200) is not None
+
+
+def test_the_tile_reducer_has_a_limit_of_columns():
+    config = Config("pair", split_k=4, block_k=64, reducer="tile")
+    assert is_legal(config, Problem.make(4, 16 * 70000, 256), H200) is not None
+    assert is_legal(replace(config, reducer="flat"), Problem.make(4, 16 * 70000, 256), H200) is None

@@ -9,6 +9,7 @@ from decompose_k.bench.floors import unread
 from decompose_k.config import Config
 from decompose_k.dtypes import default_out_dtype, dtype_name
 from decompose_k.kernels.engine import triton_matmul
+from decompose_k.kernels.launch import needs_wide_offsets
 from decompose_k.kernels.read import read_both
 from support import ACTIVATION_NAMES, LAYOUTS, assert_as_good_as_torch, random, with_layout
 
@@ -137,3 +138,10 @@ def test_the_read_floor_refuses_a_matrix_with_gaps():
     a = random((8, 64), FP32, seed=1)
     with pytest.raises(ValueError, match="dense in memory"):
         read_both(a[:, ::2], a.T, launch="plain", programs=2, num_warps=4)
+
+
+def test_offsets_are_as_wide_for_every_m_of_a_bucket():
+    operand = torch.empty_strided((1, 1), (1, 1))
+    answers = {needs_wide_offsets(operand, workspace=(1024, m, 1100)) for m in (1025, 1500, 2048)}
+    assert answers == {True}
+    assert not needs_wide_offsets(operand, workspace=(64, 64, 64))
