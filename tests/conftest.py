@@ -69,6 +69,21 @@ def no_remembered_choices(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture
+def run_command(capsys):
+    """Run the command line; returns its exit code, output and error output."""
+
+    def run(*arguments):
+        from decompose_k import cli
+
+        with pytest.raises(SystemExit) as exit_:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
 def plain_cpu(monkeypatch):
     """Choices as on a CPU without instructions for halves, whatever this one has."""
     monkeypatch.setattr(processors, "half_instructions", lambda flags: ())

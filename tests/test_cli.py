@@ -11,7 +11,6 @@ import sys
 import pytest
 import torch
 
-from decompose_k import cli
 from decompose_k.bench import demo as demo_module
 from decompose_k.bench.cases import custom_case
 from decompose_k.bench.machine import Ceilings
@@ -23,17 +22,10 @@ from rows_for_tests import pair
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
+def run(run_command, monkeypatch, tmp_path):
     """Run a command; returns its exit code, output and error output."""
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.chdir(tmp_path)
-
-    def run_command(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
     return run_command
 
 

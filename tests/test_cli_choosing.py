@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import decompose_k as dk
-from decompose_k import cache, cli
+from decompose_k import cache
 from decompose_k.cli import choosing
 from decompose_k.store import choice_files
 from stub_devices import DEVICES, entry_of
@@ -18,18 +18,11 @@ SPLIT = dk.Config("bmm_sum", split_k=5)
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
+def run(run_command, monkeypatch, tmp_path):
     """Run a command with a cache of its own; returns its exit code, output and error output."""
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("DECOMPOSE_K_CACHE_DIR", str(tmp_path / "cache"))
     cache.forget()
-
-    def run_command(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            cli.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
     return run_command
 
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from decompose_k.arguments import LINEAR
 from decompose_k.cache import forgettable
-from decompose_k.execute import default_precision
+from decompose_k.execute import Shortcut, default_precision
 from decompose_k.record import RECORDINGS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A serving process meets some tens of keys for each weight; beyond this the memory starts anew.
 MOST_CALLS = 8192
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _forward_ad: Any = forward_ad
 _mkldnn: Any = torch.backends.mkldnn
 _is_compiling = torch.compiler.is_compiling
@@ -36,9 +36,6 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 Key = tuple[Any, ...]
-# (a, b, bias, m) -> result, or None where it cannot be had this way at the moment. As `linear` was called with x and
-# weight, so is its shortcut; the result may have all rows in one dimension.
-Shortcut = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", int], "torch.Tensor | None"]
 
 
 class Calls:
@@ -106,10 +103,10 @@ def call_key(  # noqa: C901
     """
     if (
         _is_compiling()
-        or type(a) not in _PLAIN
-        or type(b) not in _PLAIN
+        or type(a) not in PLAIN_TYPES
+        or type(b) not in PLAIN_TYPES
         or not (a.is_cuda or a.is_cpu)
-        or (bias is not None and type(bias) not in _PLAIN)
+        or (bias is not None and type(bias) not in PLAIN_TYPES)
         or is_observed()
         or alpha.__class__ is not float
         or beta.__class__ is not float

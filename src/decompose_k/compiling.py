@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from decompose_k.accuracy import brief, make_operands, own_product
-from decompose_k.config import Config
+from decompose_k.config import MOST_SPLITS_AT_ONCE, Config
 from decompose_k.legality import ceil_divide, k_blocks
 from decompose_k.problem import Problem
 
@@ -28,8 +28,6 @@ Work = tuple[Problem, Config]
 Code = tuple[Any, ...]
 
 NO_TIME = "there was no time to compile it"
-# The most splits that one block of the flat reducer takes, and with it the kinds of code that it has.
-_MOST_SPLITS_AT_ONCE = 128
 _WORKER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from decompose_k.compiling import serve; serve()"
 
 
@@ -190,9 +188,9 @@ def _attempt(problem: Problem, config: Config, device: torch.device) -> str | No
 
 
 def _kind_of_splits(problem: Problem, config: Config) -> tuple[object, ...]:
-    """The reducer is compiled for a power of two of splits, for one or many of them, and for multiples of 16."""
+    """The reducer is compiled for a power of two of splits, and for one block of them or many."""
     if config.kernel != "pair":
         return ()
     splits = ceil_divide(problem.k, k_blocks(config, problem) * config.block_k)
-    at_once = min(1 << (splits - 1).bit_length(), _MOST_SPLITS_AT_ONCE)
-    return (at_once, splits > _MOST_SPLITS_AT_ONCE, splits % 16 == 0)
+    at_once = min(1 << (splits - 1).bit_length(), MOST_SPLITS_AT_ONCE)
+    return (at_once, splits > MOST_SPLITS_AT_ONCE)

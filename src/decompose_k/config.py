@@ -11,6 +11,8 @@ KERNELS = TORCH_KERNELS + TRITON_KERNELS
 REDUCERS = ("flat", "tile")
 LAUNCHES = ("plain", "wait_first", "static_b")
 INPUT_PRECISIONS = ("ieee", "tf32x3", "tf32")
+# Splits that one load of the flat reducer covers; more are summed in a loop of such blocks.
+MOST_SPLITS_AT_ONCE = 128
 PREFETCHES = ("", "a", "b", "ab")
 
 

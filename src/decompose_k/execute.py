@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from decompose_k.arguments import Options
     from decompose_k.config import Config
 
-# (a, b, bias, m) -> result.
+# (a, b, bias, m) -> result, or None where it cannot be had this way at the moment. As `linear` was called with x and
+# weight, so is its shortcut; the result may have all rows in one dimension.
 Shortcut = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", int], "torch.Tensor | None"]
 # keep(for_matmul, for_linear): the second is called with x [..., K] and weight [N, K] as `linear` was.
 Keep = Callable[[Shortcut, Shortcut], None]

@@ -5,6 +5,7 @@ The rank is that of the modelled times in `costs`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ MOST_SPLITS = 256
 MOST_PREFETCH_BYTES = 7 << 20
 
 
+@functools.lru_cache(maxsize=1024)
 def candidates(problem: Problem, device: Device) -> tuple[Config, ...]:
     """At most 30 legal configs, best first; empty where the Triton engine cannot compute the problem.
 

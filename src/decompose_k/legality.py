@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from decompose_k.config import Config
+from decompose_k.config import MOST_SPLITS_AT_ONCE, Config
 from decompose_k.device import Device
 from decompose_k.problem import Problem
 from decompose_k.registers import MOST_REGISTERS, dot_registers, pair_registers
@@ -81,7 +81,7 @@ def _limit_refusal(config: Config, problem: Problem, device: Device) -> str | No
     most_warps = MOST_THREADS // (64 if device.vendor == "amd" else 32)
     if max(config.num_warps, config.reduce_warps) > most_warps:
         return f"num_warps and reduce_warps must be <= {most_warps} on {device.name}"
-    splits_at_once = min(1 << (config.split_k - 1).bit_length(), 128)
+    splits_at_once = min(1 << (config.split_k - 1).bit_length(), MOST_SPLITS_AT_ONCE)
     blocks = (
         config.block_m * config.block_k,
         config.block_k * config.block_n,

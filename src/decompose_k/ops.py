@@ -16,12 +16,12 @@ from torch.autograd import forward_ad
 
 from decompose_k.arguments import Options, result_dtype
 from decompose_k.autograd import gradients
+from decompose_k.calls import PLAIN_TYPES
 from decompose_k.config import Config
 from decompose_k.dtypes import dtype_from_name, dtype_name
 from decompose_k.execute import Keep, execute
 from decompose_k.reference import composite
 
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _CONFIG_FIELDS = tuple(field.name for field in fields(Config))
 _OPTION_FIELDS = Options._fields
 
@@ -74,7 +74,7 @@ def needs_operator(*tensors: torch.Tensor | None) -> bool:
         return True
     if is_transformed() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
         return True
-    return any(tensor is not None and (type(tensor) not in _PLAIN_TYPES or tensor.is_meta) for tensor in tensors)
+    return any(tensor is not None and (type(tensor) not in PLAIN_TYPES or tensor.is_meta) for tensor in tensors)
 
 
 def needs_composite(*tensors: torch.Tensor | None) -> bool:
@@ -86,7 +86,7 @@ def needs_composite(*tensors: torch.Tensor | None) -> bool:
     if any(tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors):
         # torch.autograd.grad(..., is_grads_batched=True) sends tensors without storage, which no kernel can read.
         return True
-    kinds = [type(tensor) for tensor in tensors if tensor is not None and type(tensor) not in _PLAIN_TYPES]
+    kinds = [type(tensor) for tensor in tensors if tensor is not None and type(tensor) not in PLAIN_TYPES]
     return any(_is_foreign(kind) for kind in kinds)
 
 

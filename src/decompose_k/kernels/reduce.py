@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from decompose_k.config import Config
+from decompose_k.config import MOST_SPLITS_AT_ONCE, Config
 from decompose_k.kernels.activation import activate
 from decompose_k.kernels.launch import (
     LAUNCH_CODES,
@@ -18,9 +18,6 @@ from decompose_k.kernels.launch import (
     needs_wide_offsets,
     wait_for_predecessor,
 )
-
-# Splits that one load of the flat reducer covers; more are summed in a loop of such blocks.
-MOST_SPLITS_AT_ONCE = 128
 
 
 @triton.jit
