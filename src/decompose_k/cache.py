@@ -24,7 +24,7 @@ from decompose_k.entries import Entry, key_of
 from decompose_k.store import Document, Header, RawEntries, UnreadableFileError, class_of, file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from decompose_k.problem import Problem
 
@@ -100,26 +100,23 @@ def forget() -> None:
 
 def remembered(problem: Problem, device: Device) -> tuple[Remembered, ...]:
     """What is remembered of a problem on a device, the user's own before the package's; makes no GPU call."""
-    key, problem_class = key_of(problem), class_of(problem)
-    shipped = _file_entries(shipped_folder() / file_name(device, problem_class), device, shipped=True)
-    found = []
-    for origin, table in ((TUNED, _user_entries(device, problem_class)), (SHIPPED, shipped)):
-        entry = _checked(key, table[key]) if key in table else None
-        if entry is not None:
-            found.append(Remembered(entry, origin))
-    return tuple(found)
+    key = key_of(problem)
+    return _found(problem, device, lambda table: [key] if key in table else [])
 
 
 def remembered_kin(problem: Problem, device: Device) -> tuple[Remembered, ...]:
     """What is remembered of the same product with another bias or activation, which hardly change what is fastest."""
-    problem_class, bare = class_of(problem), _without_epilogue(key_of(problem))
+    bare = _without_epilogue(key_of(problem))
+    return _found(problem, device, lambda table: sorted(key for key in table if _without_epilogue(key) == bare))
+
+
+def _found(problem: Problem, device: Device, keys_in: Callable[[RawEntries], Sequence[str]]) -> tuple[Remembered, ...]:
+    problem_class = class_of(problem)
     shipped = _file_entries(shipped_folder() / file_name(device, problem_class), device, shipped=True)
     found = []
     for origin, table in ((TUNED, _user_entries(device, problem_class)), (SHIPPED, shipped)):
-        for key in sorted(table):
-            entry = _checked(key, table[key]) if _without_epilogue(key) == bare else None
-            if entry is not None:
-                found.append(Remembered(entry, origin))
+        entries = (_checked(key, table[key]) for key in keys_in(table))
+        found += [Remembered(entry, origin) for entry in entries if entry is not None]
     return tuple(found)
 
 
