@@ -13,6 +13,8 @@ LAUNCHES = ("plain", "wait_first", "static_b")
 INPUT_PRECISIONS = ("ieee", "tf32x3", "tf32")
 # Splits that one load of the flat reducer covers; more are summed in a loop of such blocks.
 MOST_SPLITS_AT_ONCE = 128
+# Shared memory is reserved in steps of this.
+RESERVE_STEP_KIB = 36
 PREFETCHES = ("", "a", "b", "ab")
 
 
@@ -24,7 +26,8 @@ class Config:
     reducer) or `dot` (Triton: one launch without tensor cores, for few rows). The block fields speak of the Triton
     kernels alone. `launch` says how they are launched: `plain`, or with programmatic dependent launch as `wait_first`
     (always safe) or `static_b` (b is read before the wait, which needs the caller's promise). `prefetch` names the
-    operands that are fetched into L2 before the wait, which is always safe.
+    operands that are fetched into L2 before the wait, which is always safe. `reserve_kib` is the shared memory that a
+    program of stage 1 takes at least, in steps of 36 KiB, so that only so many share a multiprocessor.
     """
 
     kernel: str
@@ -40,6 +43,7 @@ class Config:
     reduce_warps: int = 1
     launch: str = "plain"
     prefetch: str = ""
+    reserve_kib: int = 0
     input_precision: str = "ieee"
 
     def __post_init__(self) -> None:
@@ -54,6 +58,8 @@ class Config:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
         for name in ("split_k", "group_m", "num_stages"):
             _check_positive(name, getattr(self, name))
+        if not _is_count(self.reserve_kib, 0) or self.reserve_kib % RESERVE_STEP_KIB:
+            raise ValueError(f"reserve_kib must be 0 or a multiple of {RESERVE_STEP_KIB}; got {self.reserve_kib!r}")
         for name in ("block_m", "block_n", "block_k", "num_warps", "reduce_block", "reduce_warps"):
             value = getattr(self, name)
             _check_positive(name, value)
@@ -87,6 +93,10 @@ class Config:
         return f"triton {self.kernel} split_k={self.split_k} tile={tile} warps={self.num_warps} {self.launch}"
 
 
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not _is_count(value, 1):
         raise ValueError(f"{name} must be an integer >= 1; got {value!r}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decompose_k.legality import ceil_divide, k_blocks
+from decompose_k.legality import ceil_divide, k_blocks, reserve_for
 
 if TYPE_CHECKING:
     from decompose_k.config import Config
@@ -30,9 +30,11 @@ def predict_microseconds(config: Config, problem: Problem, device: Device) -> fl
     if config.kernel == "mm":
         return TORCH_MARGIN * _predict_torch(problem, device)
     if config.kernel == "dot":
-        return _predict_dot(config, problem, device)
-    costs = _COSTS.get((_arithmetic(config, problem), config.launch)) or _COSTS[_arithmetic(config, problem), ANY]
-    amounts = _amounts(config, problem, device)
+        costs, amounts = _DOT_COSTS, _dot_amounts(config, problem, device)
+    else:
+        arithmetic = _arithmetic(config, problem)
+        costs = _COSTS.get((arithmetic, config.launch)) or _COSTS[arithmetic, ANY]
+        amounts = _amounts(config, problem, device)
     return sum(cost * amounts[name] for name, cost in costs.items())
 
 
@@ -40,94 +42,101 @@ def predict_microseconds(config: Config, problem: Problem, device: Device) -> fl
 ANY = "any launch"
 _COSTS: dict[tuple[str, str], dict[str, float]] = {
     ("half", ANY): {
-        "call": 2.44,
-        "memory": 0.648,
-        "traffic": 0.762,
-        "multiplies": 0.202,
-        "partials": 0.534,
-        "splits": -0.00791,
-        "idle": -0.57,
-        "blocks": 0.158,
-        "thread_bytes": 0.292,
-        "multiplies_16_rows": 1.6,
-        "warp_tile": -0.0487,
-        "thread_bytes_unpipelined": 0.152,
-        "reducer_work": 0.0718,
-        "prefetching_a": 0.00996,
-        "traffic_32_rows": 1.08,
+        "call": 1.8,
+        "memory": 0.696,
+        "traffic": 1.26,
+        "partials": 0.402,
+        "splits": 0.0385,
+        "idle": -0.29,
+        "blocks": 0.162,
+        "thread_bytes": 0.316,
+        "many_reducers": 0.114,
+        "reducer_work": 0.115,
+        "two_stages": 0.18,
+        "eight_warps": 0.16,
+        "bytes_unpipelined": 0.476,
+        "few_reducers": -0.0272,
+        "tile_32_rows": 0.159,
+        "wide_tile": 0.0937,
+        "block_32": 0.0932,
+        "tile_16_rows": 0.113,
+        "two_warps": -0.0644,
+        "thread_bytes_unpipelined": -0.181,
+        "bytes_not_prefetched": -0.0131,
     },
     ("half", "static_b"): {
-        "call": 2,
-        "memory": 0.198,
-        "traffic": 2.44,
-        "multiplies": -0.225,
-        "partials": 0.787,
-        "splits": 0.112,
-        "idle": -0.16,
-        "bytes_unpipelined": -0.888,
-        "two_warps": -0.0394,
-        "tile_32_rows": 0.261,
-        "eight_warps": 0.0851,
-        "more_waves": -0.0054,
-        "warp_tile": 0.0102,
+        "call": 1.7,
+        "memory": 0.467,
+        "traffic": 1.66,
+        "partials": 0.796,
+        "splits": 0.19,
+        "idle": -0.0793,
+        "room": 0.0585,
+        "thread_bytes": 0.0533,
+        "reducer_work": 0.0415,
+        "many_reducers": 0.0398,
+        "multiplies": -0.506,
+        "eight_warps": 0.148,
+        "block_64": -0.0267,
+        "two_warps": -0.0133,
+        "warp_tile": 0.0233,
+        "prefetching_a": -0.0341,
     },
     ("mixed tf32x3", ANY): {
-        "call": 2.95,
-        "memory": 0.286,
-        "traffic": 1.29,
-        "multiplies": 0.866,
-        "partials": 0.462,
-        "splits": 0.526,
-        "idle": -1.52,
-        "blocks": 0.98,
-        "traffic_long_blocks": 0.642,
-        "tile_16_rows": -0.56,
-        "wide_tile": 0.521,
-        "warp_tile": -0.147,
-        "block_256": 0.784,
-        "single_block": 0.867,
+        "call": 2.86,
+        "memory": 0.198,
+        "traffic": 1.9,
+        "partials": 0.57,
+        "reducer_work": 0.167,
+        "block_64": -0.0222,
+        "eight_warps": -0.544,
+        "many_reducers": 0.0738,
+        "waiting_blocks": 0.0067,
+        "four_warps": -0.361,
+        "multiplies": 0.818,
+        "last_wave": 1.04,
+        "block_32": 0.0083,
+        "wide_tile": 0.963,
+        "bytes_unpipelined": 2.53,
+        "blocks": 0.75,
+        "traffic_long_blocks": 1.45,
+        "tile_16_rows": -0.895,
+        "thread_sums": -0.389,
+        "two_stages": 0.189,
     },
     ("mixed tf32x3", "static_b"): {
-        "call": 2.35,
-        "memory": 1.36,
-        "traffic": 1.1,
-        "multiplies": 2.51,
-        "partials": 0.257,
-        "splits": 0.635,
-        "idle": -0.929,
-        "tile_16_rows": -0.752,
-        "tile_32_rows": -0.572,
-        "block_256": 1.37,
-        "warp_tile": -0.19,
+        "call": 2.94,
+        "memory": -0.131,
+        "traffic": 0.22,
+        "partials": 0.408,
+        "reducer_work": 0.0921,
+        "multiplies": 2.27,
+        "room": 0.0716,
+        "many_reducers": 0.0487,
+        "thread_bytes": -0.0966,
     },
     ("fp32 tf32x3", ANY): {
-        "call": 2.65,
-        "memory": 1.1,
-        "traffic": 2.07,
-        "partials": 0.391,
-        "splits": 0.251,
-        "idle": -0.808,
-        "blocks": 0.724,
-        "tile_32_rows": 0.514,
-        "eight_warps": 1.41,
-        "rereading_a": -1.15,
-        "two_warps": 0.355,
-        "single_block": 0.297,
-        "reducer_work": 0.106,
-        "thread_sums": 0.125,
+        "call": 1.92,
+        "memory": 0.427,
+        "traffic": 3.13,
+        "partials": 0.861,
+        "splits": 1.15,
+        "many_reducers": -0.379,
+        "blocks": 0.766,
+        "traffic_of_a": -0.583,
+        "rounds": 0.816,
     },
     ("ieee", ANY): {
-        "call": 2.27,
-        "memory": 1.86,
-        "partials": 1.46,
-        "splits": 0.149,
-        "idle": -0.0993,
-        "blocks": 0.0705,
-        "traffic_32_rows": 0.741,
-        "two_warps": -0.12,
-        "sums": 0.745,
-        "two_stages": 0.297,
-        "all_traffic": 1.97,
+        "call": 1.23,
+        "memory": 0.374,
+        "traffic": 5.59,
+        "partials": 1.43,
+        "splits": 0.315,
+        "reducer_work": 0.09,
+        "two_warps": -0.0855,
+        "rounds": 0.985,
+        "thread_bytes": 0.423,
+        "many_reducers": 0.0946,
     },
     ("tf32", ANY): {
         "call": 2.3,
@@ -149,6 +158,22 @@ _COSTS: dict[tuple[str, str], dict[str, float]] = {
 }
 
 
+_DOT_COSTS: dict[str, float] = {
+    "call": 1.18,
+    "static_b": -0.385,
+    "memory": 1.12,
+    "second_row": 0.55,
+    "second_row_16_warps": 0.17,
+    "second_row_single": 0.15,
+    "held": -0.4,
+    "held_over_16": 0.24,
+    "waiting_over_32": 0.35,
+    "weight_bytes": 0.2,
+    "warps": 0.65,
+    "short": -0.25,
+}
+
+
 def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, float]:
     """How much a pair makes of everything that one may be charged for."""
     rows, columns = ceil_divide(problem.m, config.block_m), ceil_divide(problem.n, config.block_n)
@@ -164,28 +189,48 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
     traffic = crowding * blocks * block_bytes * 1e-5
     multiplies = crowding * blocks * config.block_k * config.block_m * config.block_n * 1e-6
     outputs = problem.m * problem.n
+    reducers = ceil_divide(outputs, config.reduce_block)
     is_unpipelined = config.num_stages == 1
     block_bytes_of_thread = block_bytes / threads / 256
+    # A multiprocessor may hold a program of the next call beside its share of this one.
+    full = waves / math.ceil(waves)
+    has_room = 0 < config.reserve_kib < reserve_for(math.ceil(waves), device)
+    a_late, b_late = ("a" not in config.prefetch, "b" not in config.prefetch)
     return {
         "call": 1.0,
         "memory": unique_microseconds(problem, device),
         "traffic": traffic,
+        "traffic_of_a": crowding * blocks * config.block_k * config.block_m * a_size * 1e-5,
         "traffic_long_blocks": traffic * (config.block_k >= 128),
         # 32 rows are too few for wgmma and two instructions for mma.
         "traffic_32_rows": traffic * (config.block_m == 32),
         "all_traffic": rows * columns * splits * blocks * block_bytes * 1e-7,
         "bytes_unpipelined": blocks * block_bytes * 1e-5 * is_unpipelined,
+        "bytes_not_prefetched": 1e-6 * problem.k * (problem.m * a_size * a_late + problem.n * b_size * b_late),
         "multiplies": multiplies,
         "multiplies_16_rows": multiplies * (config.block_m == 16),
+        "multiplies_32_rows": multiplies * (config.block_m == 32),
         "partials": 4e-6 * splits * outputs,
         "splits": splits * 1e-2,
         "idle": max(0.0, 1.0 - waves),
         "more_waves": max(0.0, waves - 1.0),
+        "room": float(has_room),
+        "room_when_full": has_room * full**4,
+        "room_for_memory": has_room * unique_microseconds(problem, device),
+        "last_wave": waves % 1 if waves > 1 else 0.0,
         "blocks": math.sqrt(blocks - 1),
+        # Rounds of loads that wait for others to be used up.
+        "rounds": ceil_divide(blocks, config.num_stages) - 1.0,
+        "waiting_blocks": math.sqrt(max(0, blocks - config.num_stages)),
+        "stages": config.num_stages - 1.0,
         "single_block": float(blocks == 1),
+        "block_32": float(config.block_k == 32),
+        "block_64": float(config.block_k == 64),
         "block_256": float(config.block_k == 256),
         "two_stages": float(config.num_stages == 2),
+        "one_warp": float(config.num_warps == 1),
         "two_warps": float(config.num_warps == 2),
+        "four_warps": float(config.num_warps == 4),
         "eight_warps": float(config.num_warps == 8),
         "tile_16_rows": float(config.block_m == 16),
         "tile_32_rows": float(config.block_m == 32),
@@ -197,8 +242,12 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
         "thread_bytes": block_bytes_of_thread,
         "thread_bytes_unpipelined": max(0.0, block_bytes_of_thread - 1.0) * is_unpipelined,
         "rereading_a": (columns - 1) * problem.m * problem.k * a_size * 1e-7,
-        "prefetching_a": float("a" in config.prefetch),
+        "rereading_b": (rows - 1) * problem.n * problem.k * b_size * 1e-7,
+        "prefetching_a": 1.0 - a_late,
+        "prefetching_b": 1.0 - b_late,
         "reducer_work": splits * config.reduce_block * 1e-3,
+        "few_reducers": max(0.0, math.log2(64 / reducers)),
+        "many_reducers": max(0.0, math.log2(reducers / device.multiprocessors)),
     }
 
 
@@ -213,19 +262,27 @@ def _arithmetic(config: Config, problem: Problem) -> str:
     return config.input_precision
 
 
-def _predict_dot(config: Config, problem: Problem, device: Device) -> float:
-    """The dot kernel on an H200, within 14 %."""
-    second_row = min(problem.m, problem.n) - 1
+def _dot_amounts(config: Config, problem: Problem, device: Device) -> dict[str, float]:
+    """How much the dot kernel makes of what it is charged for."""
+    second_row = min(problem.m, problem.n) - 1.0
     programs = ceil_divide(max(problem.m, problem.n), config.block_n)
-    waves = programs * 32 * config.num_warps / (2048 * device.multiprocessors)
+    # Weights of one thread; more than 16 it cannot load at once, and those that wait for a predecessor wait for each.
     held = config.block_n * config.block_k / (32 * config.num_warps)
-    return (
-        (0.85 if config.launch == "static_b" else 1.32)
-        + 1.27 * unique_microseconds(problem, device)
-        + second_row * (0.49 + 0.05e-3 * problem.k + 2.8 * max(0.0, waves - 1.0))
-        + 0.0015 * held
-        + 0.01 * math.log2(config.block_n)
-    )
+    weight_bytes = config.block_n * config.block_k * problem.b_dtype.itemsize
+    return {
+        "call": 1.0,
+        "static_b": float(config.launch == "static_b"),
+        "memory": unique_microseconds(problem, device),
+        "second_row": second_row,
+        "second_row_16_warps": second_row * (config.num_warps == 16),
+        "second_row_single": second_row * (config.block_n == 1),
+        "held": held * 1e-2,
+        "held_over_16": max(0.0, math.log2(held / 16)),
+        "waiting_over_32": max(0.0, math.log2(held / 32)) * (config.launch != "static_b"),
+        "weight_bytes": max(1.0, programs / device.multiprocessors) * weight_bytes * 1e-5,
+        "warps": programs * config.num_warps / device.multiprocessors / 64,
+        "short": float(problem.k <= 1024),
+    }
 
 
 def _predict_torch(problem: Problem, device: Device) -> float:
@@ -236,7 +293,11 @@ def _predict_torch(problem: Problem, device: Device) -> float:
     if problem.accumulate_dtype == torch.float64:
         return 6.3 + 1.1 * unique + multiplies / 25e6 + activation
     if problem.precision in (None, "tf32"):
-        return 5.2 + 0.47 * unique + multiplies / 600e6 + 0.64 * length + activation
+        beyond = max(0.0, length - 3)
+        tall = max(0, max(problem.m, problem.n) - 256) * problem.k * 1e-6
+        return (
+            5.06 + 0.43 * unique + multiplies / 630e6 + 0.73 * length - 0.46 * beyond + 0.18 * tall + 1.6 * activation
+        )
     product = 4.5 + max(2.6 * unique, multiplies / 25e6) + 1.9 * length
     # Operands of two dtypes are converted first.
     return product * (1.0 if problem.a_dtype == problem.b_dtype else 1.7) + activation

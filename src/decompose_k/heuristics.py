@@ -15,7 +15,16 @@ from decompose_k.config import Config
 from decompose_k.costs import predict_microseconds
 from decompose_k.device import Device
 from decompose_k.dtypes import HALVES
-from decompose_k.legality import FINE_ENOUGH, MOST_DOT_K, MOST_DOT_ROWS, ceil_divide, is_legal, triton_refusal
+from decompose_k.legality import (
+    FINE_ENOUGH,
+    MOST_DOT_K,
+    MOST_DOT_ROWS,
+    ceil_divide,
+    is_legal,
+    reserve_for,
+    shared_bytes,
+    triton_refusal,
+)
 from decompose_k.problem import Problem
 
 MOST_CANDIDATES = 30
@@ -23,6 +32,7 @@ MOST_CANDIDATES = 30
 MOST_WORKSPACE_BYTES = 8 << 20
 MOST_SPLITS = 256
 MOST_PREFETCH_BYTES = 7 << 20
+MOST_STAGES = 8
 
 
 @functools.lru_cache(maxsize=1024)
@@ -48,8 +58,8 @@ def _enumerate(problem: Problem, device: Device) -> Iterator[Config]:
     for precision in _precisions(problem, device):
         # With many columns a half-empty tile of 64 rows still beats 32: 4.4 against 4.7 us for 32 x 256 x 7168.
         rows = problem.m if problem.m <= 16 or problem.n < 128 else max(33, problem.m)
-        for block_m in _tile_sizes(rows, problem.static_b):
-            for block_n in _tile_sizes(problem.n, problem.static_b):
+        for block_m in _tile_sizes(rows):
+            for block_n in _tile_sizes(problem.n):
                 yield from _pairs(problem, device, launches, precision, block_m, block_n)
 
 
@@ -80,14 +90,9 @@ def _pairs(
             split_k = ceil_divide(problem.k, block_k * blocks)
             if split_k > 1 and not _split_is_sane(problem, device, tiles, split_k):
                 continue
-            if block_k == 256 and blocks in (2, 3):
-                # Too few blocks to fill a pipeline, too large for their loads to hide each other.
-                continue
-            row = block_m * problem.a_dtype.itemsize + block_n * problem.b_dtype.itemsize
-            deep = precision != "tf32x3" and 4 * block_k * row <= device.shared_bytes // 2
-            num_stages = 1 if blocks == 1 else min(blocks, 4 if deep else 3)
-            for num_warps in _warp_choices(block_m * block_n):
-                for launch in launches:
+            num_stages = _stages(problem, device, precision, blocks, block_k, block_m, block_n)
+            for num_warps in _warp_choices(block_m * block_n, problem.precision):
+                for launch, reserve_kib in _reserved_launches(launches, tiles * split_k, device):
                     yield Config(
                         "pair",
                         split_k=split_k,
@@ -100,12 +105,37 @@ def _pairs(
                         input_precision=precision,
                         launch=launch,
                         prefetch=_prefetch(problem, launch, block_m, block_n),
+                        reserve_kib=reserve_kib,
                     )
 
 
-def _warp_choices(tile: int) -> tuple[int, ...]:
-    """Small tiles have too little work for four warps: 16 x 16 x 8192 takes 2.9 us with two and 3.0 us with four."""
-    return (1, 2, 4) if tile <= 256 else (2, 4) if tile <= 1024 else (4, 8) if tile <= 8192 else (8,)
+def _reserved_launches(launches: tuple[str, ...], programs: int, device: Device) -> Iterator[tuple[str, int]]:
+    """Launches, each with room for as many programs as a multiprocessor needs to hold at once.
+
+    With a static weight also for one more, which loads its weight while an earlier call still runs.
+    """
+    needed = ceil_divide(programs, device.multiprocessors)
+    for launch in launches:
+        most = 2 if launch == "static_b" else 1
+        for residency in range(needed, needed + most):
+            yield launch, 0 if launch == "plain" else reserve_for(residency, device)
+
+
+def _stages(
+    problem: Problem, device: Device, precision: str, blocks: int, block_k: int, block_m: int, block_n: int
+) -> int:
+    """All K blocks of a program on their way at once, as far as shared memory goes."""
+    tile = Config("pair", block_m=block_m, block_n=block_n, block_k=block_k, input_precision=precision)
+    return max(1, min(blocks, MOST_STAGES, device.shared_bytes // shared_bytes(tile, problem)))
+
+
+def _warp_choices(tile: int, precision: str | None) -> tuple[int, ...]:
+    """Small tiles have too little work for four warps: 16 x 16 x 8192 takes 2.1 us with two and 2.3 us with four."""
+    if tile <= 512:
+        return (1, 2, 4)
+    if tile <= (2048 if precision is None else 1024):
+        return (2, 4, 8) if tile == 2048 else (2, 4)
+    return (4, 8)
 
 
 def _reduce_block(problem: Problem, split_k: int) -> int:
@@ -142,7 +172,8 @@ def _split_is_sane(problem: Problem, device: Device, tiles: int, split_k: int) -
 def _launches(problem: Problem, device: Device) -> tuple[str, ...]:
     if not device.has_dependent_launch:
         return ("plain",)
-    return ("static_b", "wait_first") if problem.static_b else ("wait_first",)
+    # Beside a long a, which comes after the wait, an early b does not pay: 512 x 16 x 6144 takes 5.4 us against 3.9.
+    return ("static_b", "wait_first") if problem.static_b and problem.m < 16 * problem.n else ("wait_first",)
 
 
 def _precisions(problem: Problem, device: Device) -> tuple[str, ...]:
@@ -154,14 +185,11 @@ def _precisions(problem: Problem, device: Device) -> tuple[str, ...]:
     return fine[-1:] if problem.precision == "tf32" else fine
 
 
-def _tile_sizes(size: int, static_b: bool) -> tuple[int, ...]:
-    """Tile sides worth trying: the whole side up to 32, halves of it beyond, quarters for a static launch's one
-    block."""
+def _tile_sizes(size: int) -> tuple[int, ...]:
+    """Tile sides worth trying: the whole side up to 64, its half and its quarter."""
     cover = _power_of_two(size)
-    if cover <= 32:
-        return (16, 32)[: 1 + (cover > 16)]
-    if cover == 64:
-        return (16, 32, 64) if static_b else (32, 64)
+    if cover <= 64:
+        return tuple(side for side in (16, 32, 64) if side <= max(16, cover))
     return (32, 64, 128)
 
 

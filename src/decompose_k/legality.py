@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from decompose_k.config import MOST_SPLITS_AT_ONCE, Config
+from decompose_k.config import MOST_SPLITS_AT_ONCE, RESERVE_STEP_KIB, Config
 from decompose_k.device import Device
 from decompose_k.problem import Problem
 from decompose_k.registers import MOST_REGISTERS, dot_registers, pair_registers
@@ -15,6 +15,7 @@ MOST_GRID_Y = 65535
 MOST_GROUP = 1 << 16
 MOST_DOT_ROWS = 2
 MOST_DOT_K = 16384
+MOST_RESIDENT = 3
 
 # What each precision of a problem lets a kernel do with fp32 operands, plainest first.
 FINE_ENOUGH = {
@@ -71,6 +72,8 @@ def _launch_refusal(config: Config, problem: Problem, device: Device) -> str | N
         return f"launch={config.launch} needs programmatic dependent launch, which {device.name} lacks"
     if config.prefetch and config.launch == "plain":
         return "prefetch is of use only before the wait of a dependent launch"
+    if config.reserve_kib and config.launch == "plain":
+        return "reserve_kib is of use only where programs of calls to come wait, with a dependent launch"
     if config.launch == "static_b" and not problem.static_b:
         return "launch=static_b reads b before earlier kernels have finished: the caller must promise static_b"
     return None
@@ -123,7 +126,7 @@ def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | Non
     chain = _longest_chain(config, problem)
     if chain > _longest_exact_chain(config, problem) and not problem.batch_invariant:
         return f"rounding in sums of {chain} products would exceed that of torch's own kernel"
-    shared = _shared_bytes(config, problem)
+    shared = max(shared_bytes(config, problem), config.reserve_kib << 10)
     if shared > device.shared_bytes:
         return f"needs {shared} bytes of shared memory; {device.name} has {device.shared_bytes}"
     return _spill_refusal(pair_registers(config, problem, device))
@@ -159,11 +162,23 @@ def _longest_exact_chain(config: Config, problem: Problem) -> int:
     return 64
 
 
-def _shared_bytes(config: Config, problem: Problem) -> int:
-    """Upper estimate of stage 1's shared memory: the pipelined tiles, an fp32 copy of converted ones included."""
+def shared_bytes(config: Config, problem: Problem) -> int:
+    """Upper estimate of stage 1's own shared memory: the pipelined tiles, an fp32 copy of converted ones included."""
     sizes = [max(dtype.itemsize, 4 if problem.precision else 0) for dtype in (problem.a_dtype, problem.b_dtype)]
     tile = config.block_k * (config.block_m * sizes[0] + config.block_n * sizes[1])
     return tile * max(1, config.num_stages)
+
+
+def reserve_for(residency: int, device: Device) -> int:
+    """KiB of shared memory a program that leave a multiprocessor room for so many programs; 0 for more than three.
+
+    With more room they would gather on some multiprocessors while others wait: see `kernels.residency`.
+    """
+    if residency > MOST_RESIDENT:
+        return 0
+    # A multiprocessor has 1 KiB more than a program may ask for, and keeps 1 KiB for each program.
+    too_much = (device.shared_bytes + 1024) // (residency + 1) - 1024
+    return (too_much // (RESERVE_STEP_KIB << 10) + 1) * RESERVE_STEP_KIB
 
 
 def k_blocks(config: Config, problem: Problem) -> int:

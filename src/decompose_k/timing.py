@@ -35,8 +35,8 @@ WARM_UPS = 2
 # A replay must outlast the host's launch of the next one, or the gap between them would be counted.
 MIN_GRAPH_CALLS = 200
 MAX_GRAPH_BYTES = 4 << 30
-# Where a graph's workspace lies in memory can cost a call half its time again, in every replay: several are pooled.
-GRAPHS = 3
+# Programs can share multiprocessors otherwise in another graph (see kernels.residency): several are pooled.
+GRAPHS = 2
 # Larger than the last-level cache of most CPUs, small enough to fill in a moment.
 CPU_CACHE_BYTES = 32 << 20
 MAX_CPU_SETS = 64

@@ -244,7 +244,7 @@ def candidates_of(problem: Problem, device: Device, most: int = MOST_CANDIDATES)
     found = list(candidates(problem, device)[:most])
     pairs = [config for config in found if config.kernel == "pair"][:_GENERATIONS_OF]
     for pair in pairs:
-        plain = replace(pair, launch="plain", prefetch="")
+        plain = replace(pair, launch="plain", prefetch="", reserve_kib=0)
         found += [plain, replace(plain, reducer="tile")]
     legal = [config for config in found if is_legal(config, problem, device) is None]
     return tuple(dict.fromkeys([*legal, Config("mm"), *_split_forms(problem, device)]))

@@ -25,6 +25,8 @@ def test_compiles_within_the_limits(answers, launch):
     answer = answers[launch].result()
     assert "error" not in answer, answer["error"]
     assert len(answer["kernels"]) == (1 if launch.config.kernel == "dot" else 2)
+    # The compiler must not see that the loop which asks for it never runs.
+    assert answer["kernels"][0]["shared"] >= launch.config.reserve_kib << 10
     for kernel in answer["kernels"]:
         assert kernel["spills"] == 0, f"{launch.config} does not fit into the registers: {kernel}"
         assert kernel["stack"] <= FEW_WORDS or launch.rank != "first", f"the default {launch.config}: {kernel}"
@@ -40,4 +42,5 @@ def test_the_spread_is_wide_enough(target):
     assert {launch.config.reducer for launch in mine} == {"flat", "tile"}
     if TARGETS[target].device.has_dependent_launch:
         assert {launch.config.launch for launch in mine} == set(LAUNCHES) - {"plain"}
+        assert len({launch.config.reserve_kib for launch in mine}) >= 3
     assert not untested_activations()

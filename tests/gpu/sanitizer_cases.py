@@ -12,14 +12,14 @@ import torch
 
 from decompose_k.config import Config
 from decompose_k.kernels.engine import triton_matmul
-from decompose_k.kernels.partial import launch_partial
+from decompose_k.kernels.partial import partial_launch
 
-PAIR = Config("pair", split_k=3, block_k=64, num_stages=3, launch="wait_first", prefetch="ab")
+PAIR = Config("pair", split_k=3, block_k=64, num_stages=3, launch="wait_first", prefetch="ab", reserve_kib=144)
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 CASES = (
     (PAIR, BF16, BF16),
-    (replace(PAIR, launch="plain", prefetch="", reducer="tile"), BF16, BF16),
-    (replace(PAIR, split_k=8, num_stages=1, launch="static_b", prefetch="a"), BF16, BF16),
+    (replace(PAIR, launch="plain", prefetch="", reserve_kib=0, reducer="tile"), BF16, BF16),
+    (replace(PAIR, split_k=8, num_stages=1, launch="static_b", prefetch="a", reserve_kib=108), BF16, BF16),
     (replace(PAIR, input_precision="tf32x3"), FP32, FP32),
     (replace(PAIR, input_precision="tf32x3"), BF16, FP32),
     (replace(PAIR, block_k=32), FP64, FP64),
@@ -42,7 +42,7 @@ def check(config: Config, a: torch.Tensor, b: torch.Tensor) -> None:
 def store_past_the_end() -> None:
     """Give stage 1 a workspace that is one row short."""
     a, b = torch.ones(16, 64, device="cuda", dtype=BF16), torch.ones(64, 16, device="cuda", dtype=BF16)
-    launch_partial(a, b, torch.empty(1, 15, 16, device="cuda"), Config("pair", block_k=64))
+    partial_launch(a, b, torch.empty(1, 15, 16, device="cuda"), Config("pair", block_k=64)).run()
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ not, and the last test shows that it catches a kernel that reads before the wait
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from late_writer import write_late
@@ -23,6 +25,7 @@ DOT = Config("dot", block_n=1, block_k=8192, launch="wait_first", num_warps=16)
 WAIT_FIRST = {
     "pair": (16, PAIR),
     "pair_prefetch": (16, Config("pair", split_k=28, block_k=128, num_stages=3, launch="wait_first", prefetch="ab")),
+    "pair_reserved": (16, replace(PAIR, reserve_kib=144)),
     "pair_tile_reducer": (16, Config("pair", split_k=56, block_k=128, launch="wait_first", reducer="tile")),
     "dot": (1, DOT),
     "dot_prefetch": (1, Config("dot", block_n=1, block_k=8192, launch="wait_first", num_warps=8, prefetch="b")),

@@ -105,7 +105,7 @@ def test_each_rewritten_product_is_one_launch_pair(name, m, device, calls, monke
     products, by_torch = len(calls) // 2, len(by_torch)
     kernels = launched(lambda: ours(x))
     partials = sum("partial_kernel" in kernel for kernel in kernels)
-    reducers = sum("reduce_kernel" in kernel for kernel in kernels)
+    reducers = sum("flat_reduce_kernel" in kernel for kernel in kernels)
     dots = sum("dot_kernel" in kernel for kernel in kernels)
     assert partials == reducers
     # M is dynamic: at this one the plan may prefer torch's own kernel for a product.

@@ -26,6 +26,8 @@ PAIRS = {
     "tile_reducer": replace(PLAIN, reducer="tile"),
     "wait_first": WAIT_FIRST,
     "static_b": STATIC_B,
+    "wait_first_reserved": replace(WAIT_FIRST, reserve_kib=144),
+    "static_b_reserved": replace(STATIC_B, reserve_kib=108),
     "wide_tile": replace(WAIT_FIRST, block_m=64, block_n=64, reduce_block=64),
     "many_splits": replace(WAIT_FIRST, split_k=512, block_k=32, num_stages=1, reduce_block=8),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,7 +22,8 @@ FLAT = Config("pair", split_k=3, block_k=128)
 TILE = Config("pair", split_k=3, block_k=128, reducer="tile")
 WHOLE = Config("pair", block_k=512)
 TALL = Config("pair", split_k=2, block_m=32, block_n=16, block_k=256, group_m=2, reduce_block=16)
-CONFIGS = {"flat": FLAT, "tile": TILE, "one_split": WHOLE, "tall": TALL}
+RESERVED = replace(FLAT, reserve_kib=36)
+CONFIGS = {"reserved": RESERVED, "flat": FLAT, "tile": TILE, "one_split": WHOLE, "tall": TALL}
 DOT = Config("dot", block_n=4, block_k=1024)
 
 PAIRS = [(BF16, BF16), (FP16, FP16), (FP32, FP32), (FP64, FP64), (BF16, FP32), (FP32, FP16), (FP32, FP64)]

@@ -20,6 +20,7 @@ from decompose_k.kernels.launch import (
     wait_for_predecessor,
 )
 from decompose_k.kernels.multiply import all_finite, multiply, unscale
+from decompose_k.kernels.residency import reserve_shared, reserved_stages
 
 
 # No code of its own for an M that is 1 or divisible by 16: a row's bits may not depend on M.
@@ -45,15 +46,19 @@ def partial_kernel(
     B_AXIS: tl.constexpr,
     PREFETCH_A: tl.constexpr,
     PREFETCH_B: tl.constexpr,
+    RESERVED_STAGES: tl.constexpr,
     WIDE: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
     """One tile of one split.
 
-    A_AXIS and B_AXIS name the contiguous dimension of an operand, along which it is prefetched. WIDE makes offsets
-    64-bit. LAUNCH is one of the codes in `launch`; with STATIC_B a program has a single K block: `legality` sees to it.
+    A_AXIS and B_AXIS name the contiguous dimension of an operand, along which it is prefetched. RESERVED_STAGES is
+    explained in `residency`. WIDE makes offsets 64-bit. LAUNCH is one of the codes in `launch`; with STATIC_B a program
+    has a single K block: `legality` sees to it.
     """
     let_dependents_start(LAUNCH)
+    if RESERVED_STAGES:
+        reserve_shared(a, partials, K, RESERVED_STAGES)
     tile_m, tile_n = _tile(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     split = tl.program_id(1)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -178,6 +183,7 @@ def _constants(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor, config:
         "B_AXIS": 1 if b.stride(1) == 1 else 0,
         "PREFETCH_A": "a" in config.prefetch and a_is_dense,
         "PREFETCH_B": "b" in config.prefetch and b_is_dense,
+        "RESERVED_STAGES": reserved_stages(config.reserve_kib),
         "WIDE": needs_wide_offsets(a, b, workspace=(partials.shape[0], partials.shape[1], partials.shape[2])),
         "LAUNCH": LAUNCH_CODES[config.launch],
     }

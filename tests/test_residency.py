@@ -1,0 +1,81 @@
+"""Reserved shared memory: how much leaves room for how many programs, and which configs ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from decompose_k.config import RESERVE_STEP_KIB, Config
+from decompose_k.heuristics import candidates
+from decompose_k.legality import MOST_RESIDENT, ceil_divide, is_legal, reserve_for, shared_bytes
+from decompose_k.problem import Problem
+from stub_devices import DEVICES
+
+WITH_DEPENDENT_LAUNCH = {name: device for name, device in DEVICES.items() if device.has_dependent_launch}
+dependent = pytest.mark.parametrize("device", WITH_DEPENDENT_LAUNCH.values(), ids=WITH_DEPENDENT_LAUNCH)
+H200 = DEVICES["H200"]
+PAIR = Config("pair", split_k=16, block_k=64, launch="wait_first", reserve_kib=144)
+ROUTER = Problem.make(16, 256, 7168, b_layout="column", out_dtype=torch.float32)
+
+
+def held(reserve_kib, device):
+    """Programs that a multiprocessor holds: it has 1 KiB more than a program may ask for, and each takes 1 KiB more."""
+    return (device.shared_bytes + 1024) // ((reserve_kib << 10) + 1024)
+
+
+@dependent
+@pytest.mark.parametrize("residency", range(1, MOST_RESIDENT + 1))
+def test_a_reserve_leaves_room_for_so_many_programs(residency, device):
+    assert held(reserve_for(residency, device), device) == residency
+    assert reserve_for(residency, device) << 10 <= device.shared_bytes
+
+
+@dependent
+def test_no_less_would_do_and_more_programs_need_no_reserve(device):
+    for residency in range(1, MOST_RESIDENT + 1):
+        assert held(reserve_for(residency, device) - RESERVE_STEP_KIB, device) > residency
+    assert reserve_for(MOST_RESIDENT + 1, device) == 0
+
+
+@dependent
+@pytest.mark.parametrize("m", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize("static_b", [False, True], ids=["wait_first", "static_b"])
+def test_candidates_leave_room_for_their_own_programs_alone(m, static_b, device):
+    problem = replace(ROUTER, m=m, static_b=static_b)
+    pairs = [config for config in candidates(problem, device) if config.kernel == "pair"]
+    for config in pairs:
+        tiles = ceil_divide(m, config.block_m) * ceil_divide(problem.n, config.block_n)
+        needed = ceil_divide(tiles * config.split_k, device.multiprocessors)
+        if needed > MOST_RESIDENT:
+            assert config.reserve_kib == 0
+            continue
+        taken = max(config.reserve_kib << 10, shared_bytes(config, problem))
+        most = needed + (config.launch == "static_b")
+        assert taken > (device.shared_bytes + 1024) // (most + 1) - 1024 or most > MOST_RESIDENT
+
+
+def test_devices_without_dependent_launch_reserve_nothing():
+    for device in DEVICES.values():
+        if not device.has_dependent_launch:
+            assert not any(config.reserve_kib for config in candidates(ROUTER, device))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (replace(PAIR, launch="plain"), "dependent launch"),
+        (replace(PAIR, reserve_kib=36 * 7), "shared memory"),
+    ],
+    ids=["plain", "too_much"],
+)
+def test_reserves_without_use_or_room_are_illegal(config, reason):
+    assert is_legal(PAIR, ROUTER, H200) is None
+    assert reason in is_legal(config, ROUTER, H200)
+
+
+@pytest.mark.parametrize("wrong", [-36, 1, 35, True, 36.0, None])
+def test_a_reserve_is_a_multiple_of_the_step(wrong):
+    with pytest.raises(ValueError, match="reserve_kib must be 0 or a multiple of 36; got"):
+        Config("pair", reserve_kib=wrong)
