@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import decompose_k as dk
-from decompose_k.search import FINALISTS, neighbours_of, search
+from decompose_k.entries import Measured
+from decompose_k.search import FINALISTS, neighbours_of, search, steadiest
 from decompose_k.timing import GRAPHS
 from stub_devices import timing
 
@@ -97,3 +98,29 @@ def test_where_all_are_wrong_nothing_is_chosen():
     bench = Bench(lambda call: 1.0, wrong=PAIRS)
     assert bench.search(PAIRS, beside={"torch": "by hand"}).config is None
     assert len(bench.search(PAIRS).dropped) == len(PAIRS)
+
+
+STATIC = dk.Config("pair", split_k=8, launch="static_b", reserve_kib=108)
+ALONE = replace(STATIC, reserve_kib=144)
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ({}, STATIC),
+        ({ALONE: 10.2}, ALONE),
+        ({ALONE: 10.3}, STATIC),
+        ({replace(ALONE, launch="wait_first"): 10.1}, STATIC),
+        ({dk.Config("dot"): 10.1, ALONE: 10.15}, ALONE),
+        ({replace(STATIC, split_k=4): 10.1}, STATIC),
+        ({replace(STATIC, reserve_kib=0): 10.0}, STATIC),
+    ],
+    ids=["alone", "near", "too_slow", "another_launch", "another_kernel", "no_steadier", "less_steady"],
+)
+def test_a_steadier_config_next_to_the_fastest_is_taken(others, expected):
+    measured = [Measured("fastest", timing(10.0), STATIC), *(Measured("", timing(us), c) for c, us in others.items())]
+    assert steadiest([Measured("torch.mm", timing(5.0)), *measured]) == expected
+
+
+def test_nothing_measured_leaves_nothing_to_take():
+    assert steadiest([Measured("torch.mm", timing(5.0))]) is None

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from decompose_k.arguments import LINEAR
 from decompose_k.cache import forgettable
-from decompose_k.execute import Shortcut, default_precision
+from decompose_k.execute import Shortcut, cpu_precision, default_precision
 from decompose_k.record import RECORDINGS
 
 if TYPE_CHECKING:
@@ -27,11 +27,15 @@ MOST_CALLS = 8192
 
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _forward_ad: Any = forward_ad
-_mkldnn: Any = torch.backends.mkldnn
 _is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+# One question instead of one for each kind of device.
+_has_autocast: Callable[[], bool] = getattr(
+    torch._C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+)
 # A torch without CUDA has no such function, and no tensor that would get as far as to ask.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
@@ -102,17 +106,34 @@ def call_key(  # noqa: C901
     that, True may not pass for 1, so the types count too.
     """
     if (
-        _is_compiling()
-        or type(a) not in PLAIN_TYPES
+        type(a) not in PLAIN_TYPES
         or type(b) not in PLAIN_TYPES
-        or not (a.is_cuda or a.is_cpu)
         or (bias is not None and type(bias) not in PLAIN_TYPES)
-        or is_observed()
         or alpha.__class__ is not float
         or beta.__class__ is not float
+        or not (batch_invariant is False or batch_invariant is True)
+        or not (static_b is False or static_b is True)
+        # Something besides the engine has to see the call: a transform, mode, tracer, recording, or autocast.
+        or _is_compiling()
+        or _transforms() is not None
+        or RECORDINGS.active != ()
+        or _dispatch_modes() > 0
+        or _forward_ad._current_level >= 0
+        or _is_tracing() is not None
+        or _has_autocast()
     ):
         return None
     index, a_dtype, b_dtype = a.get_device(), a.dtype, b.dtype
+    # What fp32 products of a CPU may be rounded to is a setting of its own, and fp32 copies of halves obey it too.
+    cpu_setting = None
+    if index >= 0:
+        if index != _current_device() or not a.is_cuda:
+            return None
+    # Tensors on a CPU have the index -1, and others that have no index.
+    elif a.is_cpu:
+        cpu_setting = cpu_precision()
+    else:
+        return None
     try:
         a_address, b_address = a.data_ptr(), b.data_ptr()
         bias_address = 16 if bias is None else bias.data_ptr()
@@ -124,8 +145,7 @@ def call_key(  # noqa: C901
         return None
     if not (a_address and b_address and bias_address) or (a_address | b_address | bias_address) & 15:
         return None
-    # Tensors on a CPU have the index -1.
-    if (index >= 0 and index != _current_device()) or b.get_device() != index or a.is_neg() or b.is_neg():
+    if b.get_device() != index or a.is_neg() or b.is_neg():
         return None
     if a.dim() == 2:
         m, k = a.shape
@@ -135,21 +155,19 @@ def call_key(  # noqa: C901
         m, a_strides = a.numel() // k, (k, 1)
     else:
         return None
-    needs_gradient = a.requires_grad or b.requires_grad
     addend: Any = None
     if bias is not None:
         if bias.get_device() != index or bias.is_neg() or (bias.dim() > 1 and a.dim() > 2):
             # With rows in several dimensions the kernels see another bias than the caller's.
             return None
-        needs_gradient = needs_gradient or bias.requires_grad
+        if bias.requires_grad and _is_grad_enabled():
+            return None
         # Rows of its own tie a bias to the exact shape.
         addend = (bias.dtype, bias.shape, bias.stride(), None if bias.dim() < 2 else a.shape)
-    if needs_gradient and torch.is_grad_enabled():
+    if (a.requires_grad or b.requires_grad) and _is_grad_enabled():
         return None
     if precision is None and (a_dtype is torch.float32 or b_dtype is torch.float32):
         precision = default_precision()
-    # What fp32 products of a CPU may be rounded to is a setting of its own, and fp32 copies of halves obey it too.
-    cpu_setting = _mkldnn.matmul.fp32_precision if index < 0 else None
     return (
         names,
         index,
@@ -170,24 +188,9 @@ def call_key(  # noqa: C901
         precision,
         cpu_setting,
         batch_invariant,
-        batch_invariant.__class__,
         static_b,
-        static_b.__class__,
         split_k,
         split_k.__class__,
         backend,
         config,
-    )
-
-
-def is_observed() -> bool:
-    """Whether something besides the engine has to see a call: a transform, mode, tracer or recording, or autocast."""
-    return (
-        _transforms() is not None
-        or RECORDINGS.active != ()
-        or _dispatch_modes() > 0
-        or _forward_ad._current_level >= 0
-        or _is_tracing() is not None
-        or torch.is_autocast_enabled("cuda")
-        or torch.is_autocast_enabled("cpu")
     )

@@ -120,7 +120,20 @@ def execute(
 def default_precision() -> str:
     """What `precision=None` stands for: tf32 where torch's own setting allows it for fp32 products, else `highest`."""
     # The setting by backend is the one that torch's own kernels obey: the older, global one only writes to it.
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else HIGHEST
+    return "tf32" if _product_setting("cuda", "matmul") == "tf32" else HIGHEST
+
+
+def cpu_precision() -> str:
+    """What torch's setting lets fp32 products on a CPU be rounded to."""
+    return _product_setting("mkldnn", "matmul")
+
+
+def _read_setting(backend: str, operation: str) -> str:
+    return str(getattr(getattr(torch.backends, backend), operation).fp32_precision)
+
+
+# The settings' own reader, if there is one: by their public names it takes 1.3 us instead of 0.3.
+_product_setting: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precision_getter", _read_setting)
 
 
 @forgettable

@@ -173,7 +173,7 @@ def _is_legal(config: Config, problem: Problem, device: Device) -> bool:
 
 def _remembered_reason(remembered: cache.Remembered, problem: Problem) -> str:
     entry = remembered.entry
-    found = f"the fastest of {len(entry.timings)} that were measured on {entry.date[:10]}: {entry.chosen_us:.2f} us"
+    found = f"the best of {len(entry.timings)} that were measured on {entry.date[:10]}: {entry.chosen_us:.2f} us"
     if entry.torch_us is not None:
         found += f", torch {entry.torch_us:.2f} us"
     return found if entry.problem == problem.bucketed() else f"{found} (with another epilogue)"

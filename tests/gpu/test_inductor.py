@@ -102,14 +102,14 @@ def test_each_rewritten_product_is_one_launch_pair(name, m, device, calls, monke
     run = execute.torch_matmul
     monkeypatch.setattr(execute, "torch_matmul", lambda *a, **kw: by_torch.append(1) or run(*a, **kw))
     ours(x)
-    products, by_torch = len(calls) // 2, len(by_torch)
+    products, products_of_torch = len(calls) // 2, len(by_torch)
     kernels = launched(lambda: ours(x))
     partials = sum("partial_kernel" in kernel for kernel in kernels)
     reducers = sum("flat_reduce_kernel" in kernel for kernel in kernels)
     dots = sum("dot_kernel" in kernel for kernel in kernels)
     assert partials == reducers
     # M is dynamic: at this one the plan may prefer torch's own kernel for a product.
-    assert partials + dots == products - by_torch > 0, kernels
+    assert partials + dots == products - products_of_torch > 0, kernels
     assert not [kernel for kernel in kernels if "sigmoid" in kernel or "tanh" in kernel], kernels
 
 

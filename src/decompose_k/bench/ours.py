@@ -21,9 +21,10 @@ from decompose_k.bench.variant import (
     Product,
     Variant,
 )
+from decompose_k.cache import SHIPPED, TUNED
 from decompose_k.config import Config
 from decompose_k.heuristics import candidates
-from decompose_k.plan import plan, triton_objection
+from decompose_k.plan import Plan, plan, triton_objection
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from decompose_k.bench.cases import Case
     from decompose_k.device import Device
     from decompose_k.problem import Problem
+
+
+def _open_choices(choice: Plan, device: Device) -> tuple[Config, ...]:
+    """What a search may try instead of the choice: nothing where that was measured already, as a caller gets it."""
+    if device.type != "cuda" or choice.origin in (TUNED, SHIPPED):
+        return ()
+    return (choice.config, *choice.alternatives)
 
 
 def split_config(problem: Problem, device: Device) -> Config:
@@ -51,7 +59,7 @@ def auto(case: Case, device: Device) -> Variant:
         _ours(case),
         choice.config.backend,
         choice.config,
-        choices=(choice.config, *choice.alternatives) if device.type == "cuda" else (),
+        choices=_open_choices(choice, device),
         build=lambda config: _ours(case, config=config),
     )
 
@@ -68,7 +76,7 @@ def static(case: Case, device: Device) -> Variant | None:
         choice.config.backend,
         choice.config,
         True,
-        choices=(choice.config, *choice.alternatives),
+        choices=_open_choices(choice, device),
         build=lambda config: _ours(case, static_b=True, config=config),
     )
 
@@ -88,7 +96,7 @@ def unfused(case: Case, device: Device) -> Variant | None:
         case,
         UNFUSED,
         f"Decompose-K, then {case.activation}",
-        (choice.config, *choice.alternatives) if device.type == "cuda" else (choice.config,),
+        _open_choices(choice, device) or (choice.config,),
     )
 
 

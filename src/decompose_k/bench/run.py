@@ -15,6 +15,7 @@ from decompose_k.bench.check import Broken, Checked
 from decompose_k.bench.columns import COLUMNS
 from decompose_k.bench.machine import Ceilings, Machine, measure_ceilings, rate_dtype
 from decompose_k.bench.measure import Bench
+from decompose_k.bench.prepare import prepare
 from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, mend_jsonl, read_jsonl
 from decompose_k.bench.search import compile_choices
 from decompose_k.bench.suites import variants_for
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # Of a case's share of the budget; making operands and checking them against fp64 take the rest.
 _TIMED_SHARE = 0.5
+# Of the budget; what is not prepared by then is compiled when its turn comes.
+_PREPARING_SHARE = 0.5
 
 Announce = Callable[[str], None]
 
@@ -37,7 +40,8 @@ class Settings:
     """How a list of cases is measured: samples of each variant, seconds for a case's timing, seconds for everything.
 
     Without `variants`, a case has those that its suite is there to show. `search` gives each variant the best of its
-    configs; `jobs` processes compile their kernels first. `columns` are measured beside the headline.
+    configs; `jobs` processes compile their kernels first. With `prepare` such processes call every variant once before
+    anything is timed. `columns` are measured beside the headline.
     """
 
     repetitions: int = 30
@@ -46,6 +50,7 @@ class Settings:
     variants: tuple[str, ...] | None = None
     search: bool = False
     jobs: int = 1
+    prepare: bool = False
     columns: tuple[str, ...] = COLUMNS
     max_flops: float = float("inf")
     max_bytes: float = float("inf")
@@ -117,9 +122,16 @@ def run_cases(
         settings.search and device.type == "cuda",
         settings.columns,
     )
+
+    def names(case: Case) -> tuple[str, ...]:
+        return settings.variants or variants_for(case.shape.suite)
+
     if bench.search:
         announce("compiling the candidates")
-        compile_choices(todo, lambda case: settings.variants or variants_for(case.shape.suite), device, settings.jobs)
+        compile_choices(todo, names, device, settings.jobs)
+    if settings.prepare:
+        seconds = None if settings.budget is None else _PREPARING_SHARE * settings.budget
+        prepare(todo, names, device, settings.jobs, seconds=seconds, announce=announce)
     spent: list[float] = []
     for place, case in enumerate(todo):
         started = clock()

@@ -107,9 +107,16 @@ def measure(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the rows in the output folder.")] = False,
     search: Annotated[
-        bool, typer.Option("--search", help="On a GPU: give every variant the best of its configs, by measuring them.")
+        bool,
+        typer.Option(
+            "--search", help="On a GPU: give every variant that was not tuned the best of its configs, by measuring."
+        ),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile the candidates of a search.")] = 4,
+    prepare: Annotated[
+        bool,
+        typer.Option("--prepare", help="First call everything once in --jobs processes: fills caches."),
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes for --search and --prepare.")] = 4,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the rows in the output folder anew.")] = False,
     source: Annotated[
         Path | None, typer.Option("--from", help="Measure nothing: make plots and report from this rows.jsonl.")
@@ -143,6 +150,7 @@ def measure(
             None if variants is None else _chosen("variants", variants, VARIANTS),
             search,
             jobs,
+            prepare,
             () if columns == "none" else _chosen("columns", columns, COLUMNS),
         )
         folder = Path("decompose-k-bench") if output is None else output
