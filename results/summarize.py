@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 from pathlib import Path
 
+from decompose_k import store
 from decompose_k.bench.plots import make_plots
 from decompose_k.bench.plots.base import Plot
 from decompose_k.bench.report import standalone_svg
 from decompose_k.bench.rows import Row, read_jsonl
 from decompose_k.bench.suites import CROSSOVER
 from decompose_k.bench.summary import FASTEST, duels, times
-from decompose_k.bench.variant import TORCH
+from decompose_k.bench.variant import GENERATION_2, TORCH
 from decompose_k.bench.versus import WAYS, Versus, versus
+from decompose_k.entries import Entry
 
 RESULTS = Path(__file__).parent
 ROOT = RESULTS.parent
@@ -28,13 +29,14 @@ BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->"
 # Records from before the study, each a file of rows with a title of its own.
 TITLES = {
     "tuned-seed-bf16": "bf16, fused ReLU, M = N in 16..64, K in 8192..32768",
-    "tuned-seed-fp16": "the same in fp16",
-    "seed-fp32": "fp32 as accurate as torch's or better",
+    "tuned-seed-fp32": "fp32 as accurate as torch's or better",
     "tuned-router": "MoE routers [M, 7168] x 256 and [M, 2880] x 128, bf16 in, fp32 out, M in 1..64",
     "tuned-mixed": "bf16 x fp32 weight: router [M, 3072] x 256, mHC [M, 28672] x 24, M in 1, 16, 64",
 }
 # What was remembered and what the heuristic would have taken, over the whole corpus, and what calls cost the host.
-CHOICES, HOST = "choices", "host-time"
+CHOICES, HOST, MODELS = "choices", "host-time", "models"
+# What the rows of the older files are compared with.
+AGAINST = {TORCH: "torch", GENERATION_2: "generation 2, best config"}
 # A run of the study is kept under such names in the folder of its machine.
 STUDY = "study*.jsonl"
 # Of which suites the README shows plots, the study's before the older record's, and how many losses are named.
@@ -54,24 +56,57 @@ def study_rows(folder: Path) -> list[Row]:
 
 
 def older_table() -> str:
-    """One line for each older file of rows and way to call: shapes, and the least, mean and greatest speed-up."""
+    """One line for each older file of rows, way to call and alternative: the least, mean and greatest speed-up."""
     lines = [
-        "| H200, against torch.mm | launch | shapes | min | geometric mean | max |",
-        "|---|---|---|---|---|---|",
+        "| H200 | launch | against | shapes | min | geometric mean | max |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, title in TITLES.items():
         rows = read_jsonl(RESULTS / "h200" / f"{name}.jsonl")
         for way, launch in WAYS.items():
-            ratios = [duel.speedup for duel in duels(rows, TORCH, way)]
-            if ratios:
-                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-                numbers = f"{min(ratios):.2f} | {mean:.2f} | {max(ratios):.2f}"
-                lines.append(f"| {title} | {launch} | {len(ratios)} | {numbers} |")
+            for alternative, against in AGAINST.items():
+                ratios = [duel.speedup for duel in duels(rows, alternative, way)]
+                if ratios:
+                    lines.append(f"| {title} | {launch} | {against} | {spread(ratios)} |")
+    for title, ratios in tuned_ratios().items():
+        lines.append(f"| {title} | default | torch | {spread(ratios)} |")
     note = (
-        "Rows: [results/h200](results/h200). Each variant ran with the best of its configs, found by measuring;"
-        " operands come from device memory."
+        "Rows: [results/h200](results/h200). Operands come from device memory. Our earlier generation ran with the best"
+        " of its configs; the fp16 lines are from the timings of tuning."
     )
     return "\n".join([*lines, "", note, ""])
+
+
+def spread(ratios: list[float]) -> str:
+    """Cells of a table: how many, the least, the geometric mean, the greatest."""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return f"{len(ratios)} | {min(ratios):.2f} | {mean:.2f} | {max(ratios):.2f}"
+
+
+def tuned_ratios() -> dict[str, list[float]]:
+    """Speed-ups over torch by hand on the fp16 grid, with and without ReLU, from the timings of tuning."""
+    document = store.read(RESULTS / "h200" / "tuned" / "nvidia-h200.fp16-fp16.json")
+    found: dict[str, list[float]] = {"fp16, fused ReLU, the same grid": [], "fp16, the same grid": []}
+    for entry in map(Entry.from_json, document.entries.values() if document else ()):
+        if entry.torch_us is not None and entry.problem.k >= 8192:
+            title = "fp16, fused ReLU, the same grid" if entry.problem.activation else "fp16, the same grid"
+            found[title].append(entry.torch_us / entry.chosen_us)
+    return found
+
+
+def models_table() -> str:
+    """Whole models compiled plainly and with the pass, end to end."""
+    records = [json.loads(line) for line in (RESULTS / "h200" / f"{MODELS}.jsonl").read_text().splitlines()]
+    sizes = sorted({record["m"] for record in records})
+    lines = [
+        f"| compiled, then with `dk.inductor.enable()`, us | {' | '.join(f'M = {m}' for m in sizes)} |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for model in dict.fromkeys(record["model"] for record in records):
+        found = {(one["variant"], one["m"]): one["p50_us"] for one in records if one["model"] == model}
+        cells = [f"{found['compiled', m]:.1f}, {found['decompose-k', m]:.1f}" for m in sizes]
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def choices_table() -> str:
@@ -100,17 +135,18 @@ def choices_table() -> str:
 def host_table() -> str:
     """Host time of an eager call beside torch's, in microseconds."""
     records = [json.loads(line) for line in (RESULTS / "h200" / f"{HOST}.jsonl").read_text().splitlines()]
-    found: dict[tuple[object, ...], dict[str, list[float]]] = {}
+    calls = list(dict.fromkeys(record["call"] for record in records))
+    found: dict[tuple[object, ...], dict[str, str]] = {}
     for record in records:
         shape = (record["m"], record["n"], record["k"], record["dtype"])
-        found.setdefault(shape, {}).setdefault(record["call"], []).append(record["host_us_p50"])
+        text = f"{record['ours_us']:.1f} / {record['torch_us']:.1f}"
+        found.setdefault(shape, {})[record["call"]] = text
     lines = [
-        "| host time of an eager call, us | torch.mm | dk.matmul | F.linear | dk.linear |",
-        "|---|---|---|---|---|",
+        f"| host time of an eager call, ours / torch's, us | {' | '.join(calls)} |",
+        "|---" * (len(calls) + 1) + "|",
     ]
-    for (m, n, k, dtype), calls in found.items():
-        times_of = (statistics.median(calls[name]) for name in ("torch.mm", "dk.matmul", "F.linear", "dk.linear"))
-        lines.append(f"| {m} x {n} x {k} {dtype} | {' | '.join(f'{us:.1f}' for us in times_of)} |")
+    for (m, n, k, dtype), texts in found.items():
+        lines.append(f"| {m} x {n} x {k} {dtype} | {' | '.join(texts.get(call, '') for call in calls)} |")
     return "\n".join([*lines, ""])
 
 
@@ -159,7 +195,7 @@ def readme_part(files: dict[Path, Plot]) -> str:
             parts.append(f"The study on {rows[0].device}, graph-cold medians, ours over the alternative:\n")
             parts.append(study_table(short, with_losses=False))
             parts.append("Against every alternative, losses by name: [results/README.md](results/README.md).\n")
-    parts += [older_table(), choices_table(), host_table()]
+    parts += [older_table(), choices_table(), models_table(), host_table()]
     images = [f"![{plot.title}]({path.relative_to(ROOT).as_posix()})\n" for path, plot in files.items()]
     return "\n".join([*parts, *images])
 

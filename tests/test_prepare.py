@@ -1,0 +1,56 @@
+"""Calling every variant once in other processes, before a study is timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from decompose_k.bench.cases import custom_case
+from decompose_k.bench.prepare import call_case, prepare
+from decompose_k.bench.run import Settings, run_cases
+from decompose_k.bench.variant import AUTO, COMPILED, TORCH
+
+CPU = torch.device("cpu")
+SMALL = custom_case((2, 3, 64), torch.float32)
+OTHER = custom_case((3, 2, 65), torch.float32)
+
+
+def names(case):
+    return (TORCH, AUTO)
+
+
+def test_every_case_is_called_in_some_process():
+    heard = []
+    assert prepare([SMALL, OTHER], names, CPU, 2, announce=heard.append) == 2
+    assert heard == ["prepared 1 of 2", "prepared 2 of 2"]
+
+
+def test_a_case_that_fails_costs_no_other():
+    broken = replace(SMALL, shape=replace(SMALL.shape, k=-1))
+    assert prepare([broken, OTHER], names, CPU, 1, announce=lambda _: None) == 1
+
+
+def test_nothing_is_begun_when_time_is_up():
+    cases = [custom_case((2, 3, k), torch.float32) for k in range(64, 164)]
+    assert prepare(cases, names, CPU, 1, seconds=0.0, announce=lambda _: None) < len(cases)
+
+
+def test_a_call_compiles_what_is_to_be_compiled(monkeypatch):
+    compiled = []
+    run = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *a, **kw: compiled.append(1) or run(*a, **kw))
+    call_case(SMALL, (TORCH, COMPILED), "cpu")
+    assert compiled
+
+
+def test_a_run_prepares_before_it_measures(tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(
+        "decompose_k.bench.run.prepare", lambda cases, *rest, **kw: steps.append(f"prepare {len(cases)}")
+    )
+    settings = Settings(repetitions=1, variants=(TORCH,), columns=(), prepare=True, jobs=3)
+    outcome = run_cases([SMALL, OTHER], CPU, tmp_path, settings, announce=steps.append)
+    assert steps[:2] == ["measuring the ceilings", "prepare 2"]
+    assert len(steps) == 4
+    assert len(outcome.rows) == 2
