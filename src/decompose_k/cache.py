@@ -8,8 +8,11 @@ read once per process, when the first problem of their class is planned.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import hashlib
+import json
 import threading
 import warnings
 from dataclasses import dataclass
@@ -137,6 +140,15 @@ def remember(entries: Sequence[Entry], device: Device, *, save: bool = True) -> 
         saved = saved and is_saved
     forget()
     return saved
+
+
+def fingerprint() -> str:
+    """A hash of all that is remembered beside the package's own choices: equal ones choose alike."""
+    digest = hashlib.sha256(_files_fingerprint(directory()).encode())
+    for (device, problem_class), table in sorted(_PROCESS.tables.items(), key=str):
+        digest.update(json.dumps([device.to_json(), problem_class, table], sort_keys=True).encode())
+    digest.update(repr(sorted(device.name for device in _PROCESS.sealed)).encode())
+    return digest.hexdigest()[:16]
 
 
 def user_entries(device: Device) -> tuple[Entry, ...]:
@@ -267,6 +279,17 @@ def _user_entries(device: Device, problem_class: str) -> RawEntries:
     if folder is None or device in _PROCESS.sealed:
         return own
     return _file_entries(folder / file_name(device, problem_class), device, shipped=False) | own
+
+
+# Once, as the choices themselves.
+@forgettable
+@functools.lru_cache(maxsize=8)
+def _files_fingerprint(folder: Path | None) -> str:
+    digest = hashlib.sha256()
+    for path in store.choice_files(folder):
+        with contextlib.suppress(OSError):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 @forgettable

@@ -12,8 +12,10 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import decompose_k as dk
+from decompose_k import cache
 from decompose_k.inductor import graph_pass, slots
 from decompose_k.inductor.graph_pass import DecomposeKPass
+from stub_devices import DEVICES, entry_of
 from support import random
 
 
@@ -180,6 +182,24 @@ def test_uuid_is_stable_and_tells_settings_apart(monkeypatch):
     others.append(off.uuid())
     assert all(others)
     assert len({base, *others}) == 1 + len(others)
+
+
+def test_what_is_remembered_is_part_of_the_uuid(tmp_path, monkeypatch):
+    monkeypatch.setenv("DECOMPOSE_K_CACHE_DIR", str(tmp_path))
+    cache.forget()
+    device, problem = DEVICES["H200"], dk.Problem.make(16, 256, 7168)
+    uuids = [DecomposeKPass("wins").uuid()]
+    try:
+        for split in (8, 16):
+            cache.remember([entry_of(problem, dk.Config("pair", split_k=split))], device)
+            uuids.append(DecomposeKPass("wins").uuid())
+        cache.remember([entry_of(problem, dk.Config("pair", split_k=32))], device, save=False)
+        uuids.append(DecomposeKPass("wins").uuid())
+        assert len(set(uuids)) == 4
+        cache.clear()
+        assert DecomposeKPass("wins").uuid() == uuids[0]
+    finally:
+        cache.clear()
 
 
 def test_an_earlier_pass_without_a_uuid_turns_caches_off():

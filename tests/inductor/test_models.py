@@ -59,9 +59,9 @@ def test_measuring_writes_rows(tmp_path, capsys):
     output = tmp_path / "rows.jsonl"
     main(["--device", "cpu", "--output", str(output), "--model", "skinny heads", "--m", "2", "--repetitions", "1"])
     rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [row["variant"] for row in rows] == ["eager", "compiled", "decompose-k"]
+    assert [row["variant"] for row in rows] == ["eager", "compiled", "decompose-k", "decompose-k, static weights"]
     assert all(row["p50_us"] > 0 and row["error"] < 0.02 and row["m"] == 2 for row in rows)
-    assert capsys.readouterr().out.count(" us ") == 3
+    assert capsys.readouterr().out.count(" us ") == 4
 
 
 @pytest.mark.parametrize("text", ["0", "513", "one", ""])

@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def judge(product: Product, tail: Tail, where: str) -> Verdict:
+def judge(product: Product, tail: Tail, where: str, *, static_b: bool = False) -> Verdict:
     """Whether one operator for the product and its tail pays.
 
     With one M, `plan` decides. With a dynamic M the operator chooses again at each call and takes torch's own kernel
@@ -46,16 +46,18 @@ def judge(product: Product, tail: Tail, where: str) -> Verdict:
     if n is None or k is None:
         return Verdict(False, "N or K depends on data, so that no plan can be made")
     if m is not None:
-        wins, reason = _ask(product, tail, m, n, k)
+        wins, reason = _ask(product, tail, m, n, k, static_b)
         if wins or isinstance(sizes[0], int):
             return Verdict(wins, reason)
     else:
         reason = "M depends on data"
-    return _judge_other_sizes(product, tail, buckets_of(sizes[0]), n, k, reason)
+    return _judge_other_sizes(product, tail, buckets_of(sizes[0]), n, k, static_b, reason)
 
 
-def _judge_other_sizes(product: Product, tail: Tail, buckets: tuple[int, ...], n: int, k: int, reason: str) -> Verdict:
-    winning = [bucket for bucket in buckets if _ask(product, tail, bucket, n, k)[0]]
+def _judge_other_sizes(
+    product: Product, tail: Tail, buckets: tuple[int, ...], n: int, k: int, static_b: bool, reason: str
+) -> Verdict:
+    winning = [bucket for bucket in buckets if _ask(product, tail, bucket, n, k, static_b)[0]]
     if not winning:
         return Verdict(False, reason)
     span = f"M up to {max(winning)}" if len(winning) > 1 else f"M about {winning[0]}"
@@ -64,8 +66,8 @@ def _judge_other_sizes(product: Product, tail: Tail, buckets: tuple[int, ...], n
     return Verdict(True, f"M is dynamic, and Decompose-K is expected to win for {span}")
 
 
-def _ask(product: Product, tail: Tail, m: int, n: int, k: int) -> tuple[bool, str]:
-    problem = problem_of(product, tail, m, n, k)
+def _ask(product: Product, tail: Tail, m: int, n: int, k: int, static_b: bool) -> tuple[bool, str]:
+    problem = problem_of(product, tail, m, n, k, static_b=static_b)
     try:
         chosen = plan(problem, Device.of(product.a.value.device))
     except ValueError as error:
@@ -74,7 +76,7 @@ def _ask(product: Product, tail: Tail, m: int, n: int, k: int) -> tuple[bool, st
     return chosen.config.kernel != "mm", chosen.reason
 
 
-def problem_of(product: Product, tail: Tail, m: int, n: int, k: int) -> Problem:
+def problem_of(product: Product, tail: Tail, m: int, n: int, k: int, *, static_b: bool = False) -> Problem:
     """The problem that the operator will run for these sizes."""
     a, b = product.a.value, product.b.value
     bias = None if tail.bias is None else value_of(tail.bias)
@@ -90,6 +92,7 @@ def problem_of(product: Product, tail: Tail, m: int, n: int, k: int) -> Problem:
         b_layout=_layout(b),
         activation=tail.activation,
         precision=default_precision() if accumulates_fp32_operand(a.dtype, b.dtype) else None,
+        static_b=static_b,
         device_type=a.device.type,
     )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from decompose_k import cache
 from decompose_k._version import __version__
 from decompose_k.dtypes import dtype_name
 from decompose_k.inductor.decide import judge
@@ -29,6 +30,7 @@ from decompose_k.inductor.products import (
 )
 from decompose_k.inductor.report import Decision
 from decompose_k.inductor.slots import SlotPass
+from decompose_k.inductor.static import is_static, static_inputs
 from decompose_k.inductor.tails import Tail, tails_of
 from decompose_k.problem import accumulates_fp32_operand
 from decompose_k.settings import default_backend
@@ -45,21 +47,26 @@ _RECOMPUTE_KEYS = ("recompute", "ac_graph_id")
 class DecomposeKPass(SlotPass):
     """Rewrites the products of a graph that Decompose-K computes faster, or with `everywhere` all that it can."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, *, static_weights: bool = False) -> None:
         super().__init__()
         self.where = where
+        self.static_weights = static_weights
 
     def rewrite(self, graph: Graph) -> list[Decision]:
         """One operator for each product that pays."""
-        return rewrite(graph, self.where)
+        return rewrite(graph, self.where, static_inputs(graph) if self.static_weights else frozenset())
 
     def key(self) -> str:
-        """This package's code, the settings, and the backend that `auto` stands for."""
-        return f"{__version__}-{fingerprint()}-{self.where}-{default_backend()}"
+        """This package's code, the settings, the backend that `auto` stands for, and what is remembered."""
+        settings = f"{self.where}-{self.static_weights}-{default_backend()}"
+        return f"{__version__}-{fingerprint()}-{settings}-{cache.fingerprint()}"
 
 
-def rewrite(graph: Graph, where: str) -> list[Decision]:
-    """Rewrite the products of a graph in place; the decisions, in the order of the products."""
+def rewrite(graph: Graph, where: str, static: frozenset[Node] = frozenset()) -> list[Decision]:
+    """Rewrite the products of a graph in place; the decisions, in the order of the products.
+
+    `static` are inputs that nothing writes: a weight among them is loaded before earlier kernels have finished.
+    """
     decisions = []
     erased: set[Node] = set()
     for node in list(graph.nodes):
@@ -70,11 +77,13 @@ def rewrite(graph: Graph, where: str) -> list[Decision]:
             continue
         product = product_of(node)
         if product is not None:
-            decisions.append(_rewrite_product(graph, product, where, erased))
+            decisions.append(_rewrite_product(graph, product, where, static, erased))
     return decisions
 
 
-def _rewrite_product(graph: Graph, product: Product, where: str, erased: set[Node]) -> Decision:
+def _rewrite_product(
+    graph: Graph, product: Product, where: str, static: frozenset[Node], erased: set[Node]
+) -> Decision:
     obstacle = objection(product)
     if obstacle is not None:
         return _left(product.node, product.operands, obstacle, product.operator)
@@ -82,12 +91,13 @@ def _rewrite_product(graph: Graph, product: Product, where: str, erased: set[Nod
     for candidate in (before_widening(product), product):
         if candidate is None:
             continue
+        static_b = is_static(candidate.b, static)
         for tail in tails_of(candidate):
             if spans_a_write(candidate, tail):
                 continue
-            verdict = judge(candidate, tail, where)
+            verdict = judge(candidate, tail, where, static_b=static_b)
             reason = reason or verdict.reason
-            if verdict.rewrite and _replace(graph, candidate, tail, erased):
+            if verdict.rewrite and _replace(graph, candidate, tail, erased, static_b=static_b):
                 return Decision(
                     candidate.operator,
                     candidate.operands,
@@ -102,7 +112,7 @@ def _rewrite_product(graph: Graph, product: Product, where: str, erased: set[Nod
     )
 
 
-def _replace(graph: Graph, product: Product, tail: Tail, erased: set[Node]) -> bool:
+def _replace(graph: Graph, product: Product, tail: Tail, erased: set[Node], *, static_b: bool) -> bool:
     def make() -> Node:
         a, b = product.a.build(graph), product.b.build(graph)
         bias = None
@@ -110,8 +120,10 @@ def _replace(graph: Graph, product: Product, tail: Tail, erased: set[Node]) -> b
             bias = build_bias(graph, tail.bias, product.value.shape[0], tail.last)
         # A sum of products is exact fp32, whatever torch's setting allows a product.
         is_exact = product.is_sum and accumulates_fp32_operand(product.a.value.dtype, product.b.value.dtype)
-        precision = ("ieee",) if is_exact else ()
-        args = (a, b, bias, tail.alpha, tail.beta, tail.activation, dtype_name(tail.out_dtype), *precision)
+        options: tuple[Any, ...] = ("ieee",) if is_exact else ()
+        if static_b:
+            options = ("ieee" if is_exact else None, False, True)
+        args = (a, b, bias, tail.alpha, tail.beta, tail.activation, dtype_name(tail.out_dtype), *options)
         return make_result(graph, product, tail, torch.ops.decompose_k.matmul.default, args)
 
     return put_in_place(graph, tail, make, erased)
@@ -169,10 +181,10 @@ def _left(node: Node, operands: str, reason: str, operator: str = "") -> Decisio
 
 @functools.cache
 def fingerprint() -> str:
-    """A hash of this package's Python code, so that a graph cached by other code is never taken for one of this."""
+    """A hash of this package's code and data, so that a graph cached by other code is never taken for one of this."""
     folder = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
         if file.relative_to(folder).parts[0] != "bench":
             digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]

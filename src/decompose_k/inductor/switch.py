@@ -8,7 +8,7 @@ from decompose_k.inductor.report import Report
 from decompose_k.inductor.slots import Installed, active_passes, install, last_pass, uninstall_all
 
 
-def enable(where: str = WINS) -> Installed:
+def enable(where: str = WINS, *, static_weights: bool = False) -> Installed:
     """Let `torch.compile` use Decompose-K: models compiled from now on have their products rewritten where it pays.
 
     out = activation(alpha * (a @ b) + beta * bias), as one operator: `mm`, `addmm` and linear layers with the bias,
@@ -19,12 +19,15 @@ def enable(where: str = WINS) -> Installed:
 
     Args:
         where: `wins`, where `plan` expects Decompose-K to be faster, or `everywhere` it means the same, for tests.
+        static_weights: promise that nothing shortly before in the stream writes parameters and buffers of a model that
+            is compiled for inference; their loads then start before earlier kernels have finished. It says nothing
+            about graphs for training, or that write such a buffer themselves.
 
     Returns:
         A handle with `disable()` and `report()`, which is a context manager too.
 
     Raises:
-        ValueError: an unknown `where`.
+        TypeError, ValueError: an unknown `where`, or `static_weights` that is no bool.
 
     >>> with enable():
     ...     is_enabled()
@@ -34,7 +37,9 @@ def enable(where: str = WINS) -> Installed:
     """
     if where not in WHERE:
         raise ValueError(f"where must be one of {', '.join(WHERE)}; got {where!r}")
-    return install(DecomposeKPass(where))
+    if not isinstance(static_weights, bool):
+        raise TypeError(f"static_weights must be True or False; got {static_weights!r}")
+    return install(DecomposeKPass(where, static_weights=static_weights))
 
 
 def disable() -> None:
