@@ -11,6 +11,7 @@ DEVICES = {
     "H100": Device("NVIDIA H100 80GB HBM3", "cuda", "nvidia", (9, 0), 132, 232448, 50 << 20, 3.4e12),
     "H200": Device("NVIDIA H200", "cuda", "nvidia", (9, 0), 132, 232448, 60 << 20, 4.8e12),
     "B200": Device("NVIDIA B200", "cuda", "nvidia", (10, 0), 148, 232448, 126 << 20, 8.0e12),
+    "RTX 5090": Device("NVIDIA GeForce RTX 5090", "cuda", "nvidia", (12, 0), 170, 101376, 96 << 20, 1.8e12),
     "L4": Device("NVIDIA L4", "cuda", "nvidia", (8, 9), 58, 101376, 48 << 20, 3.0e11),
     "MI300X": Device("AMD Instinct MI300X", "cuda", "amd", (0, 0), 304, 65536, 4 << 20, 5.3e12),
     "laptop": Device("NVIDIA GeForce RTX 4060 Laptop GPU", "cuda", "nvidia", (8, 9), 24, 101376, 32 << 20, 2.6e11),

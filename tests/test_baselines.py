@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from decompose_k.accuracy import allowed_error, relative_error, torch_product, truth
+from decompose_k.bench import ours
 from decompose_k.bench.baselines import BASELINE_MAKERS, compiled, compiled_split, custom_op, custom_op_fused
 from decompose_k.bench.cases import custom_case
 from decompose_k.bench.check import make_inputs
 from decompose_k.bench.compiled import Compiled, Round, forget_compiled
 from decompose_k.bench.custom_op import SPLITS, plain_product, split_product, splits_of
 from decompose_k.bench.variant import BASELINES, TORCH
+from decompose_k.cache import SHIPPED, TUNED
+from decompose_k.config import Config
 from decompose_k.device import Device
 from decompose_k.dtypes import dtype_name
+from decompose_k.plan import HEURISTIC, Plan
+from stub_devices import DEVICES
 
 CPU = Device.of("cpu")
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -115,3 +122,42 @@ def test_a_k_that_no_split_divides_has_no_fixed_split(k):
 def test_mixed_operands_have_no_custom_op():
     assert custom_op(custom_case((4, 4, 64), BF16, b_dtype=FP32), CPU) is None
     assert custom_op_fused(custom_case((4, 4, 64), BF16, activation="gelu"), CPU) is None
+
+
+@pytest.mark.parametrize("origin", [TUNED, SHIPPED, HEURISTIC])
+@pytest.mark.parametrize("make", [ours.auto, ours.static, ours.unfused], ids=lambda make: make.__name__)
+def test_a_search_leaves_what_was_measured_already(make, origin, monkeypatch):
+    case = replace(SEED, static_weight=True)
+    pair, other = Config("pair", split_k=4), Config("pair", split_k=8)
+
+    def plan(problem, device):
+        return Plan(problem, device, pair, "", (other,), origin)
+
+    monkeypatch.setattr(ours, "plan", plan)
+    variant = make(case, DEVICES["H200"])
+    assert variant.config == pair
+    assert set(variant.choices) - {pair} == ({other} if origin == HEURISTIC else set())
+
+
+def test_candidates_are_timed_again_where_an_earlier_process_left_timings(tmp_path, monkeypatch):
+    """Another process may have timed them on a busy machine: its timings lie in the compiler's cache."""
+    from torch._inductor import select_algorithm
+    from torch._inductor.utils import fresh_cache
+
+    timed = []
+    run = select_algorithm.AlgorithmSelectorCache.autotune
+
+    def spy(*args, **options):
+        timed.append(1)
+        return run(*args, **options)
+
+    monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "autotune", spy)
+    a, b = operands(SEED)
+    with fresh_cache(dir=str(tmp_path)):
+        for _ in range(2):
+            forget_compiled()
+            # What this process keeps in memory, another one lacks.
+            select_algorithm.get_algorithm_selector_cache().cache_clear()
+            before = len(timed)
+            custom_op(SEED, CPU).call(a, b)
+            assert len(timed) > before

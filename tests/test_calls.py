@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import decompose_k as dk
-from decompose_k import calls
+from decompose_k import calls, execute
 from decompose_k.arguments import LINEAR, MATMUL
 from decompose_k.calls import CALLS, Calls, call_key
 from decompose_k.config import Config
@@ -172,6 +172,37 @@ def test_factors_that_go_the_long_way(changes):
 
 def test_a_bias_of_another_class_goes_the_long_way():
     assert key(*operands(), bias=torch.Tensor._make_subclass(Own, torch.ones(24))) is None
+
+
+class Elsewhere:
+    """A tensor of another kind of device, which has an index too."""
+
+    is_cuda = is_cpu = False
+    dtype = torch.bfloat16
+
+    def get_device(self):
+        return 0
+
+
+def test_other_devices_go_the_long_way_and_no_gpu_is_asked(monkeypatch):
+    def refuse():
+        raise AssertionError("torch was not compiled with CUDA")
+
+    monkeypatch.setattr(calls, "_current_device", refuse)
+    monkeypatch.setattr(calls, "PLAIN_TYPES", frozenset({Elsewhere}))
+    assert key(Elsewhere(), Elsewhere()) is None
+
+
+@pytest.mark.parametrize("place", [("cuda", "matmul"), ("mkldnn", "matmul")], ids=str)
+@pytest.mark.parametrize("setting", ["ieee", "tf32", "none"])
+def test_settings_read_directly_are_those_of_torch(place, setting):
+    backend = getattr(getattr(torch.backends, place[0]), place[1])
+    before = backend.fp32_precision
+    try:
+        backend.fp32_precision = setting
+        assert execute._product_setting(*place) == execute._read_setting(*place) == backend.fp32_precision
+    finally:
+        backend.fp32_precision = before
 
 
 def test_transforms_modes_and_autocast_go_the_long_way():

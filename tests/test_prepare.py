@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
+import pytest
 import torch
 
 from decompose_k.bench.cases import custom_case
@@ -31,9 +33,30 @@ def test_a_case_that_fails_costs_no_other():
     assert prepare([broken, OTHER], names, CPU, 1, announce=lambda _: None) == 1
 
 
-def test_nothing_is_begun_when_time_is_up():
+def test_little_is_begun_when_time_is_up():
     cases = [custom_case((2, 3, k), torch.float32) for k in range(64, 164)]
-    assert prepare(cases, names, CPU, 1, seconds=0.0, announce=lambda _: None) < len(cases)
+    heard = []
+    assert prepare(cases, names, CPU, 1, seconds=0.0, announce=heard.append) <= 2
+    assert heard[-1].startswith("no more time to prepare")
+
+
+def test_a_case_that_ends_its_process_ends_the_preparing(monkeypatch):
+    monkeypatch.setattr("decompose_k.bench.prepare.call_case", end_process)
+    heard = []
+    assert prepare([SMALL, OTHER], names, CPU, 1, announce=heard.append) == 0
+    assert heard == ["a process ended while it prepared; 0 of 2 cases are"]
+
+
+def end_process(*_):
+    os._exit(1)
+
+
+def test_what_hears_of_it_may_stop_it():
+    def refuse(text):
+        raise RuntimeError(text)
+
+    with pytest.raises(RuntimeError, match="prepared 1 of 1"):
+        prepare([SMALL], names, CPU, 1, announce=refuse)
 
 
 def test_a_call_compiles_what_is_to_be_compiled(monkeypatch):
@@ -54,3 +77,12 @@ def test_a_run_prepares_before_it_measures(tmp_path, monkeypatch):
     assert steps[:2] == ["measuring the ceilings", "prepare 2"]
     assert len(steps) == 4
     assert len(outcome.rows) == 2
+
+
+def test_the_budget_that_is_left_is_shared(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr("decompose_k.bench.run.prepare", lambda *_, seconds, **__: given.append(seconds))
+    settings = Settings(repetitions=1, budget=100.0, variants=(TORCH,), columns=(), prepare=True)
+    ticks = iter([0.0, 40.0, *range(41, 60)])
+    run_cases([SMALL], CPU, tmp_path, settings, announce=lambda _: None, clock=lambda: float(next(ticks)))
+    assert given == [30.0]

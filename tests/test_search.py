@@ -117,9 +117,15 @@ ALONE = replace(STATIC, reserve_kib=144)
     ],
     ids=["alone", "near", "too_slow", "another_launch", "another_kernel", "no_steadier", "less_steady"],
 )
-def test_a_steadier_config_next_to_the_fastest_is_taken(others, expected):
+@pytest.mark.parametrize("order", [1, -1], ids=["fastest_first", "fastest_last"])
+def test_a_steadier_config_next_to_the_fastest_is_taken(others, expected, order):
     measured = [Measured("fastest", timing(10.0), STATIC), *(Measured("", timing(us), c) for c, us in others.items())]
-    assert steadiest([Measured("torch.mm", timing(5.0)), *measured]) == expected
+    assert steadiest([Measured("torch.mm", timing(5.0)), *measured][::order]) == expected
+
+
+def test_without_a_static_weight_the_fastest_is_taken():
+    fast, near = (replace(STATIC, launch="wait_first", reserve_kib=reserve) for reserve in (108, 144))
+    assert steadiest([Measured("", timing(10.0), fast), Measured("", timing(10.1), near)]) == fast
 
 
 def test_nothing_measured_leaves_nothing_to_take():

@@ -126,10 +126,9 @@ def call_key(  # noqa: C901
     index, a_dtype, b_dtype = a.get_device(), a.dtype, b.dtype
     # What fp32 products of a CPU may be rounded to is a setting of its own, and fp32 copies of halves obey it too.
     cpu_setting = None
-    if index >= 0:
-        if index != _current_device() or not a.is_cuda:
+    if a.is_cuda:
+        if index != _current_device():
             return None
-    # Tensors on a CPU have the index -1, and others that have no index.
     elif a.is_cpu:
         cpu_setting = cpu_precision()
     else:

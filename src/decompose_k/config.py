@@ -90,7 +90,8 @@ class Config:
         if self.kernel == "bmm_sum":
             return f"torch bmm+sum split_k={self.split_k}"
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
-        return f"triton {self.kernel} split_k={self.split_k} tile={tile} warps={self.num_warps} {self.launch}"
+        reserve = f" reserve={self.reserve_kib}K" if self.reserve_kib else ""
+        return f"triton {self.kernel} split_k={self.split_k} tile={tile} warps={self.num_warps} {self.launch}{reserve}"
 
 
 def _is_count(value: object, least: int) -> bool:

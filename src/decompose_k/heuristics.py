@@ -19,6 +19,7 @@ from decompose_k.legality import (
     FINE_ENOUGH,
     MOST_DOT_K,
     MOST_DOT_ROWS,
+    MOST_RESIDENT,
     ceil_divide,
     is_legal,
     reserve_for,
@@ -90,7 +91,9 @@ def _pairs(
             split_k = ceil_divide(problem.k, block_k * blocks)
             if split_k > 1 and not _split_is_sane(problem, device, tiles, split_k):
                 continue
-            num_stages = _stages(problem, device, precision, blocks, block_k, block_m, block_n)
+            resident = min(ceil_divide(tiles * split_k, device.multiprocessors), MOST_RESIDENT)
+            tile = Config("pair", block_m=block_m, block_n=block_n, block_k=block_k, input_precision=precision)
+            num_stages = _stages(shared_bytes(tile, problem), blocks, device.shared_bytes // resident)
             for num_warps in _warp_choices(block_m * block_n, problem.precision):
                 for launch, reserve_kib in _reserved_launches(launches, tiles * split_k, device):
                     yield Config(
@@ -116,17 +119,14 @@ def _reserved_launches(launches: tuple[str, ...], programs: int, device: Device)
     """
     needed = ceil_divide(programs, device.multiprocessors)
     for launch in launches:
-        most = 2 if launch == "static_b" else 1
-        for residency in range(needed, needed + most):
-            yield launch, 0 if launch == "plain" else reserve_for(residency, device)
+        residencies = (needed, needed + 1) if launch == "static_b" else (needed,)
+        for reserve_kib in dict.fromkeys(reserve_for(residency, device) for residency in residencies):
+            yield launch, 0 if launch == "plain" else reserve_kib
 
 
-def _stages(
-    problem: Problem, device: Device, precision: str, blocks: int, block_k: int, block_m: int, block_n: int
-) -> int:
-    """All K blocks of a program on their way at once, as far as shared memory goes."""
-    tile = Config("pair", block_m=block_m, block_n=block_n, block_k=block_k, input_precision=precision)
-    return max(1, min(blocks, MOST_STAGES, device.shared_bytes // shared_bytes(tile, problem)))
+def _stages(block_bytes: int, blocks: int, shared: int) -> int:
+    """All K blocks of a program on their way at once, as far as its share of the shared memory goes."""
+    return max(1, min(blocks, MOST_STAGES, shared // block_bytes))
 
 
 def _warp_choices(tile: int, precision: str | None) -> tuple[int, ...]:
@@ -182,10 +182,10 @@ def _precisions(problem: Problem, device: Device) -> tuple[str, ...]:
     if problem.a_dtype in HALVES and problem.b_dtype in HALVES:
         return ("ieee",)
     fine = FINE_ENOUGH[problem.precision]
-    if problem.a_dtype != problem.b_dtype and "tf32x3" in fine:
-        # One operand is exact in a third of the work: plain fp32 never won.
-        return ("tf32x3",)
-    return fine[-1:] if problem.precision == "tf32" else fine
+    if problem.precision == "tf32":
+        return fine[-1:]
+    # Of two dtypes, one is exact in a third of the work: plain fp32 never won.
+    return ("tf32x3",) if problem.a_dtype != problem.b_dtype and "tf32x3" in fine else fine
 
 
 def _tile_sizes(size: int) -> tuple[int, ...]:

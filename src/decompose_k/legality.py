@@ -105,6 +105,8 @@ def _dot_refusal(config: Config, problem: Problem) -> str | None:
         return f"the dot kernel takes min(m, n) <= {MOST_DOT_ROWS}; got {min(problem.m, problem.n)}"
     if not problem.k <= config.block_k <= MOST_DOT_K:
         return f"the dot kernel takes k <= block_k <= {MOST_DOT_K}; got k={problem.k}, block_k={config.block_k}"
+    if config.reserve_kib:
+        return f"the dot kernel reserves no shared memory; got reserve_kib={config.reserve_kib}"
     if config.split_k != 1:
         return f"the dot kernel does not split K; got split_k={config.split_k}"
     if config.launch == "static_b" and problem.n < problem.m:
@@ -170,15 +172,17 @@ def shared_bytes(config: Config, problem: Problem) -> int:
 
 
 def reserve_for(residency: int, device: Device) -> int:
-    """KiB of shared memory a program that leave a multiprocessor room for so many programs; 0 for more than three.
+    """KiB of shared memory a program that leave a multiprocessor room for so many programs and no more.
 
-    With more room they would gather on some multiprocessors while others wait: see `kernels.residency`.
+    With more room they would gather on some multiprocessors while others wait: see `kernels.residency`. 0 for more than
+    three programs, and where no step of the reserve leaves room for just so many.
     """
     if residency > MOST_RESIDENT:
         return 0
     # A multiprocessor has 1 KiB more than a program may ask for, and keeps 1 KiB for each program.
     too_much = (device.shared_bytes + 1024) // (residency + 1) - 1024
-    return (too_much // (RESERVE_STEP_KIB << 10) + 1) * RESERVE_STEP_KIB
+    reserve_kib = (too_much // (RESERVE_STEP_KIB << 10) + 1) * RESERVE_STEP_KIB
+    return reserve_kib if residency * (reserve_kib + 1) << 10 <= device.shared_bytes + 1024 else 0
 
 
 def k_blocks(config: Config, problem: Problem) -> int:

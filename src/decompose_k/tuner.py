@@ -87,7 +87,7 @@ def tune(
     force: bool = False,
     group: Any = None,
 ) -> tuple[Tuned, ...]:
-    """Measure the candidates of each problem and remember the fastest, config = argmin time(candidate), for `matmul`.
+    """Measure the candidates of each problem and remember the fastest, or one as fast that is steadier, for `matmul`.
 
     A candidate is timed only if its error against fp64 is within what torch's own allows. The candidates are the
     heuristic's, torch's own kernel, the split form in torch and our earlier generations; all are measured quickly, the

@@ -32,8 +32,8 @@ class Round:
 class Compiled:
     """A function of two matrices compiled for the exact shapes of its first call; `chosen` after that.
 
-    Inductor's cache of graphs is left aside: what it holds does not depend on how an operator is tuned, and a hit
-    would leave nothing to note. Raises what compiling raises.
+    Inductor's caches of graphs and of candidates' timings are left aside: a graph does not depend on how an operator
+    is tuned, and a timing may be of a busier machine. Raises what compiling raises.
     """
 
     function: Product
@@ -81,6 +81,8 @@ def _without_graph_cache() -> Iterator[None]:
 
         wanted = {
             "fx_graph_cache": False,
+            # Timings of candidates from another time, or from processes side by side, are not this machine's at rest.
+            "autotune_local_cache": False,
             "autotune_num_choices_displayed": 0,
             "max_autotune_report_choices_stats": False,
         }

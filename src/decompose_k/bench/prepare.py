@@ -2,12 +2,11 @@
 
 Compilers take most of a study's time: a case of the seed grid with all its variants compiles for a minute and is timed
 for seconds. What the processes leave behind are the caches of Triton's kernels and of the compiler's generated code.
-Which candidate its autotuning picks is not among them: that is measured anew, on a machine at rest.
+Which candidate autotuning picks is not taken from them (see `compiled`): that is measured anew, on a machine at rest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -36,19 +35,28 @@ def prepare(
 ) -> int:
     """Call the variants that `names` tells for each case, in `jobs` processes; returns how many cases were called.
 
-    Ends after `seconds` with what is begun by then. What fails here fails again where it is measured, and is told then.
+    Ends after `seconds` with what is begun by then. A case that raises here raises again where it is measured, and is
+    told then; one that ends its process ends the preparing.
     """
     done = 0
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_be_modest)
+    pool = ProcessPoolExecutor(
+        jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_compile_alone,
+        initargs=(torch.get_num_threads(),),
+    )
     try:
         waiting = [pool.submit(call_case, case, tuple(names(case)), str(device)) for case in cases]
         for finished in as_completed(waiting, timeout=seconds):
-            with contextlib.suppress(Exception):
-                finished.result()
+            error = finished.exception()
+            if isinstance(error, BrokenProcessPool):
+                announce(f"a process ended while it prepared; {done} of {len(cases)} cases are")
+                break
+            if error is None:
                 done += 1
                 announce(f"prepared {done} of {len(cases)}")
-    except (OutOfTime, BrokenProcessPool):
-        pass
+    except OutOfTime:
+        announce(f"no more time to prepare; {done} of {len(cases)} cases are")
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return done
@@ -62,9 +70,12 @@ def call_case(case: Case, names: tuple[str, ...], device: str) -> None:
     call_first(case, variants_of(case, place, names), a, b)
 
 
-def _be_modest() -> None:
-    """One core for each process: the compiler's own helpers would be as many again for each."""
+def _compile_alone(threads: int) -> None:
+    """Compile in this process: the compiler's own helpers would be as many again for each.
+
+    The number of threads is the parent's, since code for a CPU depends on it.
+    """
     import torch._inductor.config as inductor_config
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     inductor_config.compile_threads = 1

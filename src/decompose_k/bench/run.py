@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Of a case's share of the budget; making operands and checking them against fp64 take the rest.
 _TIMED_SHARE = 0.5
-# Of the budget; what is not prepared by then is compiled when its turn comes.
+# Of what is left of the budget; what is not prepared by then is compiled when its turn comes.
 _PREPARING_SHARE = 0.5
 
 Announce = Callable[[str], None]
@@ -130,7 +130,7 @@ def run_cases(
         announce("compiling the candidates")
         compile_choices(todo, names, device, settings.jobs)
     if settings.prepare:
-        seconds = None if settings.budget is None else _PREPARING_SHARE * settings.budget
+        seconds = None if deadline is None else max(0.0, _PREPARING_SHARE * (deadline - clock()))
         prepare(todo, names, device, settings.jobs, seconds=seconds, announce=announce)
     spent: list[float] = []
     for place, case in enumerate(todo):

@@ -23,7 +23,8 @@ def reserve_shared(a, unused, K, STAGES: tl.constexpr):
     """Reserve (STAGES - 1) * 36 KiB of shared memory.
 
     A kernel is launched with the shared memory that the neediest of its loops takes, also if that loop never runs: K is
-    never negative. A pipeline of so many stages has one less in memory, the last one being multiplied.
+    never negative. A pipeline of so many stages has one less in memory, the last one being multiplied. The loop has its
+    registers too, up to 168 with one warp, which only bound how many programs share a multiprocessor.
     """
     if K < 0:
         words = a.to(tl.pointer_type(tl.bfloat16), bitcast=True)
