@@ -82,6 +82,19 @@ def test_a_pair_that_spills_is_refused(spilled, device, problem, config):
     assert "spill" in (is_legal(pair(*config, launch_of(device)), described, device) or "")
 
 
+@pytest.mark.parametrize(
+    ("problem", "config", "reserve_kib"),
+    [
+        (Problem.make(64, 64, 8192, FP32), pair("32x32x64", 4, 2, "tf32x3"), 108),
+        (Problem.make(256, 256, 8192, FP16, a_layout="column"), pair("64x64x256", 4, 3, "ieee"), 144),
+    ],
+    ids=["tf32x3", "columns_of_a"],
+)
+def test_a_pair_that_spills_beside_a_reserve_alone_is_refused_with_it(problem, config, reserve_kib):
+    assert is_legal(config, problem, H200) is None
+    assert "spill" in is_legal(replace(config, reserve_kib=reserve_kib), problem, H200)
+
+
 @pytest.mark.parametrize(("spilled", "problem", "config"), DOT_SPILLS.values(), ids=DOT_SPILLS)
 def test_a_dot_that_spills_is_refused(spilled, problem, config):
     *shape, a_dtype, b_dtype = problem

@@ -7,7 +7,7 @@ import torch
 from decompose_k.config import MOST_SPLITS_AT_ONCE, RESERVE_STEP_KIB, Config
 from decompose_k.device import Device
 from decompose_k.problem import Problem
-from decompose_k.registers import MOST_REGISTERS, dot_registers, pair_registers
+from decompose_k.registers import MOST_REGISTERS, MOST_REGISTERS_BESIDE_RESERVE, dot_registers, pair_registers
 
 MOST_THREADS = 1024
 MOST_BLOCK_ELEMENTS = 1 << 20
@@ -131,12 +131,20 @@ def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | Non
     shared = max(shared_bytes(config, problem), config.reserve_kib << 10)
     if shared > device.shared_bytes:
         return f"needs {shared} bytes of shared memory; {device.name} has {device.shared_bytes}"
-    return _spill_refusal(pair_registers(config, problem, device))
+    return _spill_refusal(pair_registers(config, problem, device), _most_registers(config, problem))
 
 
-def _spill_refusal(registers: float) -> str | None:
-    if registers > MOST_REGISTERS:
-        return f"a thread would hold about {registers:.0f} registers, and spill; {MOST_REGISTERS} is the limit"
+def _most_registers(config: Config, problem: Problem) -> int:
+    """The limit of a pair: lower beside a reserve, in the two forms that were seen to spill with it alone."""
+    cuts_in_registers = config.input_precision == "tf32x3" and config.block_m < 64 and config.num_stages == 2
+    turns_a = problem.a_layout != "row" and config.num_stages > 1
+    is_lower = config.reserve_kib > 0 and (cuts_in_registers or turns_a)
+    return MOST_REGISTERS_BESIDE_RESERVE if is_lower else MOST_REGISTERS
+
+
+def _spill_refusal(registers: float, most: int = MOST_REGISTERS) -> str | None:
+    if registers > most:
+        return f"a thread would hold about {registers:.0f} registers, and spill; {most} is the limit"
     return None
 
 

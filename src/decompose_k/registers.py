@@ -25,6 +25,8 @@ from decompose_k.problem import Problem
 
 # A thread has 255 registers; addresses, masks and loop variables take the rest.
 MOST_REGISTERS = 200
+# The loop that reserves shared memory costs a few more: tiles of 192 and 197 then spill 16 and 24 bytes.
+MOST_REGISTERS_BESIDE_RESERVE = 185
 WARP = 32
 # A thread's tile of outputs without tensor cores is this long and wide at the most.
 MOST_OUTPUT_SIDE = 4
