@@ -101,13 +101,14 @@ _COSTS: dict[tuple[str, str], dict[str, float]] = {
         "thread_sums": 0.162,
     },
     ("mixed tf32x3", "static_b"): {
-        "call": 1.94,
-        "memory": 1.1,
-        "reducer_work": 0.167,
-        "multiplies": 4.25,
-        "room_when_full": 0.186,
-        "multiplies_16_rows": 1.3,
-        "many_reducers": 0.116,
+        "call": 1.96,
+        "memory": 1.11,
+        "traffic": -0.521,
+        "reducer_work": 0.138,
+        "multiplies": 4.98,
+        "multiplies_16_rows": 1.05,
+        "more_waves": 0.18,
+        "room": 0.064,
     },
     ("fp32 tf32x3", ANY): {
         "call": 1.92,
@@ -184,7 +185,6 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
     is_unpipelined = config.num_stages == 1
     block_bytes_of_thread = block_bytes / threads / 256
     # A multiprocessor may hold a program of the next call beside its share of this one.
-    full = waves / math.ceil(waves)
     has_room = 0 < config.reserve_kib < reserve_for(math.ceil(waves), device)
     return {
         "call": 1.0,
@@ -201,7 +201,6 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
         "idle": max(0.0, 1.0 - waves),
         "more_waves": max(0.0, waves - 1.0),
         "room": float(has_room),
-        "room_when_full": has_room * full**4,
         "room_for_memory": has_room * unique_microseconds(problem, device),
         "blocks": math.sqrt(blocks - 1),
         # Rounds of loads that wait for others to be used up.
