@@ -60,6 +60,11 @@ def study_rows(folder: Path) -> list[Row]:
     return [row for file in sorted(folder.glob(STUDY)) for row in read_jsonl(file)]
 
 
+def records_of(name: str) -> list[dict[str, Any]]:
+    """The records of a file that are no rows of the bench."""
+    return [json.loads(line) for line in (RESULTS / "h200" / f"{name}.jsonl").read_text().splitlines()]
+
+
 def older_table() -> str:
     """One line for each older file of rows, way to call and alternative: the least, mean and greatest speed-up."""
     lines = [
@@ -105,7 +110,7 @@ def tuned_ratios() -> dict[str, list[float]]:
 
 def models_table() -> str:
     """Whole models compiled plainly and with the pass, end to end."""
-    records = [json.loads(line) for line in (RESULTS / "h200" / f"{MODELS}.jsonl").read_text().splitlines()]
+    records = records_of(MODELS)
     sizes = sorted({record["m"] for record in records})
     lines = [
         f"| compiled, then with `dk.inductor.enable()`, us | {' | '.join(f'M = {m}' for m in sizes)} |",
@@ -121,7 +126,7 @@ def models_table() -> str:
 
 def choices_table() -> str:
     """What a call gets from the shipped choices, and from the heuristic alone, over the corpus."""
-    records = [json.loads(line) for line in (RESULTS / "h200" / f"{CHOICES}.jsonl").read_text().splitlines()]
+    records = records_of(CHOICES)
     lines = [
         f"| H200, {len(records)} problems of the corpus, M in 1..1024 | min | median | geometric mean | max |",
         "|---|---|---|---|---|",
@@ -167,7 +172,7 @@ def first_against_best(records: list[dict[str, Any]]) -> Iterator[float]:
 
 def host_table() -> str:
     """Host time of an eager call beside torch's, in microseconds."""
-    records = [json.loads(line) for line in (RESULTS / "h200" / f"{HOST}.jsonl").read_text().splitlines()]
+    records = records_of(HOST)
     calls = list(dict.fromkeys(record["call"] for record in records))
     found: dict[tuple[object, ...], dict[str, str]] = {}
     for record in records:

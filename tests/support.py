@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from decompose_k import ops
 from decompose_k.config import Config
 from decompose_k.dtypes import COMPLEX, FLOATS, HALVES, accumulate_dtype, default_out_dtype
 from decompose_k.epilogue import ACTIVATIONS, apply_activation
@@ -62,6 +63,19 @@ def with_layout(matrix, layout):
 
 
 LAYOUTS = ("row", "column", "padded", "strided", "expanded", "expanded_rows")
+
+
+def spy_on_engine(monkeypatch, describe):
+    """A list that gets `describe(a, b, options)` of every product that reaches the engine through the operator."""
+    seen = []
+    execute = ops.execute
+
+    def spy(a, b, bias, options, out=None):
+        seen.append(describe(a, b, options))
+        return execute(a, b, bias, options, out)
+
+    monkeypatch.setattr(ops, "execute", spy)
+    return seen
 
 
 def torch_result(a, b, *, bias=None, alpha=1.0, beta=1.0, activation=None, out_dtype=None):

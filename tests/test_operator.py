@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import decompose_k as dk
-from decompose_k import execute, ops
+from decompose_k import execute
 from decompose_k.dtypes import HALVES, dtype_name
-from support import random, with_layout
+from support import random, spy_on_engine, with_layout
 
 OPERATOR = torch.ops.decompose_k.matmul
 SOURCE = Path(dk.__file__).parents[1]
@@ -95,15 +95,7 @@ def test_the_layout_tag_is_there():
 @pytest.fixture
 def calls(monkeypatch):
     """What reaches the engine from inside the operator, in order: shapes and strides of a and b."""
-    seen = []
-    execute = ops.execute
-
-    def spy(a, b, bias, options, out=None):
-        seen.append((tuple(a.shape), a.stride(), b.stride()))
-        return execute(a, b, bias, options, out)
-
-    monkeypatch.setattr(ops, "execute", spy)
-    return seen
+    return spy_on_engine(monkeypatch, lambda a, b, _options: (tuple(a.shape), a.stride(), b.stride()))
 
 
 @needs_compiler

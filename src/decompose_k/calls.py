@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 
 from decompose_k.arguments import LINEAR
 from decompose_k.cache import forgettable
-from decompose_k.dtypes import SUPPORTED
 from decompose_k.execute import Shortcut, cpu_precision, default_precision
 from decompose_k.record import RECORDINGS
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 MOST_CALLS = 8192
 
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
-# The imaginary part of a conjugate is a negated view; bf16 is part of no complex dtype.
-MAYBE_NEGATED = frozenset(SUPPORTED) - {torch.bfloat16}
 _forward_ad: Any = forward_ad
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
@@ -147,11 +144,7 @@ def call_key(  # noqa: C901
         return None
     if not (a_address and b_address and bias_address) or (a_address | b_address | bias_address) & 15:
         return None
-    if (
-        b.get_device() != index
-        or (a_dtype in MAYBE_NEGATED and a.is_neg())
-        or (b_dtype in MAYBE_NEGATED and b.is_neg())
-    ):
+    if b.get_device() != index or a.is_neg() or b.is_neg():
         return None
     if a.dim() == 2:
         m, k = a.shape

@@ -171,9 +171,10 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
     rows, columns = ceil_divide(problem.m, config.block_m), ceil_divide(problem.n, config.block_n)
     blocks = k_blocks(config, problem)
     splits = ceil_divide(problem.k, blocks * config.block_k)
-    waves = rows * columns * splits / device.multiprocessors
+    programs = rows * columns * splits
+    waves, whole_waves = programs / device.multiprocessors, ceil_divide(programs, device.multiprocessors)
     # Up to two programs share a multiprocessor and overlap; beyond that the last wave counts whole.
-    crowding = max(1.0, waves) if waves <= 2 else float(ceil_divide(rows * columns * splits, device.multiprocessors))
+    crowding = max(1.0, waves) if waves <= 2 else float(whole_waves)
     a_size, b_size = problem.a_dtype.itemsize, problem.b_dtype.itemsize
     block_bytes = config.block_k * (config.block_m * a_size + config.block_n * b_size)
     threads = 32 * config.num_warps
@@ -183,15 +184,15 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
     outputs = problem.m * problem.n
     reducers = ceil_divide(outputs, config.reduce_block)
     is_unpipelined = config.num_stages == 1
-    block_bytes_of_thread = block_bytes / threads / 256
+    memory = unique_microseconds(problem, device)
     # A multiprocessor may hold a program of the next call beside its share of this one.
-    has_room = 0 < config.reserve_kib < reserve_for(math.ceil(waves), device)
+    has_room = 0 < config.reserve_kib < reserve_for(whole_waves, device)
     return {
         "call": 1.0,
-        "memory": unique_microseconds(problem, device),
+        "memory": memory,
         "traffic": traffic,
         "traffic_of_a": crowding * blocks * config.block_k * config.block_m * a_size * 1e-5,
-        "all_traffic": rows * columns * splits * blocks * block_bytes * 1e-7,
+        "all_traffic": programs * blocks * block_bytes * 1e-7,
         "bytes_unpipelined": blocks * block_bytes * 1e-5 * is_unpipelined,
         "multiplies": multiplies,
         "multiplies_16_rows": multiplies * (config.block_m == 16),
@@ -201,7 +202,7 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
         "idle": max(0.0, 1.0 - waves),
         "more_waves": max(0.0, waves - 1.0),
         "room": float(has_room),
-        "room_for_memory": has_room * unique_microseconds(problem, device),
+        "room_for_memory": has_room * memory,
         "blocks": math.sqrt(blocks - 1),
         # Rounds of loads that wait for others to be used up.
         "rounds": ceil_divide(blocks, config.num_stages) - 1.0,
@@ -216,7 +217,7 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
         # A warp is best off with 256 outputs.
         "warp_tile": abs(math.log2(config.block_m * config.block_n / config.num_warps / 256)),
         "thread_sums": max(0.0, math.log2(config.block_m * config.block_n / threads / 8)),
-        "thread_bytes": block_bytes_of_thread,
+        "thread_bytes": block_bytes / threads / 256,
         "prefetching_a": float("a" in config.prefetch),
         "reducer_work": splits * config.reduce_block * 1e-3,
         "many_reducers": max(0.0, math.log2(reducers / device.multiprocessors)),

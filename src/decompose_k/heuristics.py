@@ -91,11 +91,11 @@ def _pairs(
             split_k = ceil_divide(problem.k, block_k * blocks)
             if split_k > 1 and not _split_is_sane(problem, device, tiles, split_k):
                 continue
-            resident = min(ceil_divide(tiles * split_k, device.multiprocessors), MOST_RESIDENT)
+            needed = ceil_divide(tiles * split_k, device.multiprocessors)
             tile = Config("pair", block_m=block_m, block_n=block_n, block_k=block_k, input_precision=precision)
-            num_stages = _stages(shared_bytes(tile, problem), blocks, device.shared_bytes // resident)
+            num_stages = _stages(shared_bytes(tile, problem), blocks, device.shared_bytes // min(needed, MOST_RESIDENT))
             for num_warps in _warp_choices(block_m * block_n, problem.precision):
-                for launch, reserve_kib in _reserved_launches(launches, tiles * split_k, device):
+                for launch, reserve_kib in _reserved_launches(launches, needed, device):
                     if reserve_kib and num_warps == 1:
                         # The reserve's loop takes one warp 168 registers, and the assembler then uses the stack.
                         continue
@@ -115,12 +115,11 @@ def _pairs(
                     )
 
 
-def _reserved_launches(launches: tuple[str, ...], programs: int, device: Device) -> Iterator[tuple[str, int]]:
-    """Launches, each with room for as many programs as a multiprocessor needs to hold at once.
+def _reserved_launches(launches: tuple[str, ...], needed: int, device: Device) -> Iterator[tuple[str, int]]:
+    """Launches, each with room for the `needed` programs of a multiprocessor.
 
     With a static weight also for one more, which loads its weight while an earlier call still runs.
     """
-    needed = ceil_divide(programs, device.multiprocessors)
     for launch in launches:
         residencies = (needed, needed + 1) if launch == "static_b" else (needed,)
         for reserve_kib in dict.fromkeys(reserve_for(residency, device) for residency in residencies):

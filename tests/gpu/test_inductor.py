@@ -12,9 +12,9 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
 
 import decompose_k as dk
-from decompose_k import execute, ops
+from decompose_k import execute
 from decompose_k.bench.models import FULL, MODELS, compile_apart, error_of, make_input, make_model, warm_up
-from support import assert_as_good_as_torch, random
+from support import assert_as_good_as_torch, random, spy_on_engine
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
@@ -38,15 +38,7 @@ def nothing_compiled(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    seen = []
-    run = ops.execute
-
-    def spy(a, b, bias, options, out=None):
-        seen.append((tuple(a.shape), tuple(b.shape)))
-        return run(a, b, bias, options, out)
-
-    monkeypatch.setattr(ops, "execute", spy)
-    return seen
+    return spy_on_engine(monkeypatch, lambda a, b, _options: (tuple(a.shape), tuple(b.shape)))
 
 
 def both(name, device, **options):

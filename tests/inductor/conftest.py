@@ -10,6 +10,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from support import spy_on_engine
+
 
 @pytest.fixture(autouse=True)
 def nothing_installed():
@@ -29,17 +31,7 @@ def nothing_installed():
 @pytest.fixture
 def calls(monkeypatch):
     """Shapes of a and b of every product that reaches the engine through the operator."""
-    from decompose_k import ops
-
-    seen = []
-    execute = ops.execute
-
-    def spy(a, b, bias, options, out=None):
-        seen.append((tuple(a.shape), tuple(b.shape)))
-        return execute(a, b, bias, options, out)
-
-    monkeypatch.setattr(ops, "execute", spy)
-    return seen
+    return spy_on_engine(monkeypatch, lambda a, b, _options: (tuple(a.shape), tuple(b.shape)))
 
 
 @pytest.fixture

@@ -9,35 +9,18 @@ import torch
 import torch.nn.functional as F
 
 import decompose_k as dk
-from decompose_k import ops
 from decompose_k.inductor import static
 from decompose_k.inductor.graph_pass import DecomposeKPass
-from support import random
+from support import random, spy_on_engine
 
 pytestmark = pytest.mark.usefixtures("empty_caches")
 BF16 = torch.bfloat16
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    torch.compiler.reset()
-    yield
-    dk.inductor.disable()
-    torch.compiler.reset()
-
-
 @pytest.fixture
 def promises(monkeypatch):
     """For each product that the operator runs, whether the weight was promised to be static."""
-    seen = []
-    run = ops.execute
-
-    def spy(a, b, bias, options, out=None):
-        seen.append(options.static_b)
-        return run(a, b, bias, options, out)
-
-    monkeypatch.setattr(ops, "execute", spy)
-    return seen
+    return spy_on_engine(monkeypatch, lambda _a, _b, options: options.static_b)
 
 
 class Layers(torch.nn.Module):

@@ -48,7 +48,7 @@ class Compiled:
             return self._ready(a, b)
         # One graph or none: a fallback to eager at a recompile limit would be measured as if it were compiled.
         compiled: Product = torch.compile(self.function, fullgraph=True, dynamic=False, mode=self.mode)
-        with _without_graph_cache(), _listening(self.rounds):
+        with _without_caches(), _listening(self.rounds):
             result = compiled(a, b)
         self._ready = compiled
         return result
@@ -73,7 +73,7 @@ def without_torch_s_own_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_graph_cache() -> Iterator[None]:
+def _without_caches() -> Iterator[None]:
     """Compile anew, and quietly."""
     with without_torch_s_own_warnings():
         import torch._functorch.config as functorch_config

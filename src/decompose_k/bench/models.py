@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from decompose_k.bench.machine import Machine
-from decompose_k.inductor import Report, enable
+from decompose_k.inductor import enable
 from decompose_k.inductor.decide import WHERE
 from decompose_k.timing import Timing, time_variants
 
@@ -199,14 +199,13 @@ def measure(
     with torch.no_grad():
         plain = compile_apart(model, "plain")
         warm_up(plain, scale, dtype, device)
-        with enable(where) as enabled:
-            ours = compile_apart(model, "enabled")
-            warm_up(ours, scale, dtype, device)
-            report: Report = enabled.report()
-        with enable(where, static_weights=True):
-            static = compile_apart(model, "static")
-            warm_up(static, scale, dtype, device)
-        variants: dict[str, Callable[..., Any]] = {"eager": model, "compiled": plain, OURS: ours, OURS_STATIC: static}
+        variants: dict[str, Callable[..., Any]] = {"eager": model, "compiled": plain}
+        rewritten: dict[str, int] = {}
+        for variant, apart, static in ((OURS, "enabled", False), (OURS_STATIC, "static", True)):
+            with enable(where, static_weights=static) as enabled:
+                variants[variant] = compile_apart(model, apart)
+                warm_up(variants[variant], scale, dtype, device)
+                rewritten[variant] = len(enabled.report().rewritten)
         for m in rows_of_x:
             inputs = [(make_input(m, scale, dtype, device, seed),) for seed in range(_INPUT_SETS)]
             truth = exact(inputs[0][0].double())
@@ -222,8 +221,7 @@ def measure(
                 graph_calls=_CALLS_A_GRAPH,
             )
             for variant, timing in timings.items():
-                rewritten = len(report.rewritten) if variant in (OURS, OURS_STATIC) else 0
-                yield _row(machine, name, variant, m, dtype, timing, errors[variant], rewritten)
+                yield _row(machine, name, variant, m, dtype, timing, errors[variant], rewritten.get(variant, 0))
 
 
 def error_of(results: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:
