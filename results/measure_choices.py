@@ -2,7 +2,8 @@
 
 For every bucketed problem of the corpus (Gram matrices and weight gradients apart), with and without a static weight:
 torch as one would write it by hand, the heuristic's first candidate, and what is remembered. One JSON line each. With
-`--every-m` instead: routers for M from 1 to 64, buckets' ends and their middles.
+`--every-m` instead: routers for M from 1 to 64, buckets' ends and their middles. With `--since EARLIER`, the records of
+that file are taken over where both choices are what they were.
 """
 
 from __future__ import annotations
@@ -86,11 +87,27 @@ def measured(problems: dict[Problem, str], place: torch.device, deadline: float)
         }
 
 
+def unchanged(earlier: Path | None, problems: dict[Problem, str], device: Device) -> dict[Problem, dict[str, object]]:
+    """Records of an earlier file by their problems, as far as these are asked for and the choices still the same."""
+    if earlier is None:
+        return {}
+    records = [json.loads(line) for line in earlier.read_text(encoding="utf-8").splitlines()]
+    found = {Problem.from_json(record["problem"]): record for record in records}
+    return {
+        problem: record
+        for problem, record in found.items()
+        if problem in problems
+        and {name: config.to_json() for name, config in choices(problem, device).items()}
+        == {name: record[name] for name in ("first", "chosen")}
+    }
+
+
 def main() -> None:
     """Compile ahead, then measure until done or out of time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--every-m", action="store_true", help="routers for M from 1 to 64 instead of the corpus")
+    parser.add_argument("--since", type=Path, metavar="EARLIER", help="take over what did not change since")
     parser.add_argument("--seconds", type=float, default=600, help="when to stop")
     parser.add_argument("--jobs", type=int, default=16, help="processes that compile")
     arguments = parser.parse_args()
@@ -98,15 +115,17 @@ def main() -> None:
     place = torch.device("cuda", torch.cuda.current_device())
     device = Device.of(place)
     problems = router_problems() if arguments.every_m else corpus_problems()
+    kept = unchanged(arguments.since, problems, device)
+    changed = {problem: suite for problem, suite in problems.items() if problem not in kept}
     work = [
         (problem, config)
-        for problem in problems
+        for problem in changed
         for config in choices(problem, device).values()
         if config.backend == "triton"
     ]
     compile_ahead(work, place, arguments.jobs)
     with arguments.file.open("w", encoding="utf-8") as file:
-        for record in measured(problems, place, deadline):
+        for record in (*kept.values(), *measured(changed, place, deadline)):
             file.write(json.dumps(record) + "\n")
 
 

@@ -171,6 +171,16 @@ def test_the_variants_on_a_gpu_without_one():
     assert [name for name, variant in seed.items() if not variant.capturable] == [COMPILED_MAX]
 
 
+def test_the_tile_reducer_has_threads_for_its_tile_and_few_splits():
+    """One warp for 64 x 32 outputs, or a hundred splits one after the other, would make a straw man of it."""
+    for case in suite_cases(["epilogue-bf16", "matmul-fp32"]):
+        seed = {variant.name: variant for variant in variants_of(case, H200, (GENERATION_1, GENERATION_2))}
+        first, second = seed[GENERATION_1].config, seed[GENERATION_2].config
+        assert first.split_k <= 64
+        assert first.split_k <= second.split_k
+        assert 256 * first.reduce_warps >= min(2048, first.block_m * first.block_n)
+
+
 def test_the_variants_without_an_activation_have_no_unfused_forms():
     names = {variant.name for variant in variants_of(suite_cases(["matmul-fp16"])[0], H200, VARIANTS)}
     assert not {UNFUSED, GENERATION_1_UNFUSED, GENERATION_2_UNFUSED, "custom-op-mm-relu"} & names

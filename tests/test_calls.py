@@ -10,7 +10,7 @@ from decompose_k import calls, execute
 from decompose_k.arguments import LINEAR, MATMUL
 from decompose_k.calls import CALLS, Calls, call_key
 from decompose_k.config import Config
-from decompose_k.execute import default_precision
+from decompose_k.execute import Shortcuts, default_precision
 from decompose_k.reference import torch_shortcuts
 
 BF16 = torch.bfloat16
@@ -20,7 +20,7 @@ BF16 = torch.bfloat16
 def cpu_counts_as_gpu(monkeypatch):
     """A key needs no GPU, only the check for one does."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: self.device.type == "cpu"))
-    monkeypatch.setattr(calls, "_current_device", lambda: -1)
+    monkeypatch.setattr(calls, "current_device", lambda: -1)
 
 
 def operands(m=5, n=24, k=64, dtype=BF16):
@@ -188,7 +188,7 @@ def test_other_devices_go_the_long_way_and_no_gpu_is_asked(monkeypatch):
     def refuse():
         raise AssertionError("torch was not compiled with CUDA")
 
-    monkeypatch.setattr(calls, "_current_device", refuse)
+    monkeypatch.setattr(calls, "current_device", refuse)
     monkeypatch.setattr(calls, "PLAIN_TYPES", frozenset({Elsewhere}))
     assert key(Elsewhere(), Elsewhere()) is None
 
@@ -229,8 +229,8 @@ def test_transforms_modes_and_autocast_go_the_long_way():
 @pytest.mark.parametrize("names", [MATMUL, LINEAR], ids=["matmul", "linear"])
 def test_a_shortcut_is_found_until_forgotten(names):
     found = Calls()
-    found.keeper(key(names=names))(for_matmul, for_linear)
-    assert found.find(key(names=names)) is (for_linear if names is LINEAR else for_matmul)
+    found.keeper(key(names=names))(SHORTCUTS)
+    assert found.find(key(names=names)) == (for_linear if names is LINEAR else for_matmul, False)
     assert found.find(key(names=names, activation="relu")) is None
     found.cache_clear()
     assert found.find(key(names=names)) is None
@@ -242,6 +242,9 @@ def for_matmul(a, b, _bias, _m):
 
 def for_linear(x, weight, _bias, _m):
     return torch.nn.functional.linear(x, weight)
+
+
+SHORTCUTS = Shortcuts(for_matmul, for_linear, by_address=False)
 
 
 def test_rows_of_a_batch_share_the_key_of_as_many_rows():
@@ -323,7 +326,7 @@ def test_a_shortcut_to_a_choice_that_was_forgotten_meanwhile_is_not_kept():
     found = Calls()
     keep = found.keeper(key())
     found.cache_clear()
-    keep(for_matmul, for_linear)
+    keep(SHORTCUTS)
     assert found.find(key()) is None
 
 
@@ -383,5 +386,5 @@ def test_the_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(calls, "MOST_CALLS", 3)
     found = Calls()
     for number in range(10):
-        found.keeper((number,))(for_matmul, for_linear)
+        found.keeper((number,))(SHORTCUTS)
         assert len(found) <= 3

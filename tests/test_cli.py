@@ -70,6 +70,18 @@ def test_bench_makes_the_report_from_rows_alone(run, tmp_path):
     assert (tmp_path / "other" / "report.html").read_bytes() == (tmp_path / "report.html").read_bytes()
 
 
+def test_parts_measure_all_cases_and_are_reported_together(run, tmp_path, quick_ceilings):
+    shapes = ("--shape", "2x2x64", "--shape", "2x3x64", "--shape", "2x4x64")
+    for index in (1, 2):
+        arguments = ("--repetitions", 1, "--device", "cpu", "--part", f"{index}/2", "-o", tmp_path / str(index))
+        assert run("bench", *shapes, *arguments)[0] == 0
+    files = [tmp_path / str(index) / "rows.jsonl" for index in (1, 2)]
+    assert [{row.n for row in read_jsonl(file)} for file in files] == [{2, 4}, {3}]
+    assert run("bench", "--from", files[0], "--from", files[1], "-o", tmp_path / "all")[0] == 0
+    page = (tmp_path / "all" / "report.html").read_text(encoding="utf-8")
+    assert all(f"2x{n}x64" in page for n in (2, 3, 4))
+
+
 def test_bench_keeps_rows_unless_told(run, tmp_path, quick_ceilings):
     arguments = ("bench", "--shape", "2x2x64", "--repetitions", 1, "--device", "cpu", "-o", tmp_path)
     assert run(*arguments)[0] == 0
@@ -211,6 +223,7 @@ WRONG_USE = {
     "unknown-column": (("bench", "--shape", "2x2x2", "--columns", "hot"), "columns must be among"),
     "no-repetitions": (("bench", "--suite", "gate", "--repetitions", "0"), "repetitions"),
     "repetitions-text": (("bench", "--suite", "gate", "--repetitions", "many"), "--repetitions"),
+    "no-part": (("bench", "--shape", "2x2x64", "--part", "0/2"), "part must be I/N"),
     "no-budget": (("demo", "--budget", "soon"), "budget must be a time"),
     "negative-budget": (("demo", "--budget=-3m"), "budget must be a time"),
     "unknown-device": (("demo", "--device", "tpu"), "device must be one of auto, cpu, cuda"),

@@ -44,6 +44,16 @@ def test_every_torch_config(shape, dtype, device):
         assert_as_good_as_torch(dk.matmul(a, b, config=config), a, b)
 
 
+@pytest.mark.parametrize("size", [(1, 128), (2, 128), (3, 64), (4, 24), (7, 64), (8, 128), (128, 2), (24, 5)], ids=str)
+@pytest.mark.parametrize("dtype", **ids((torch.float32, torch.float64)))
+def test_few_rows_in_long_chunks_are_as_exact_as_torch(size, dtype, device):
+    """BLAS sums few rows of a batched product in one accumulator, and those of one product in several."""
+    m, n = size
+    a, b = operands((m, n, 5760), dtype, dtype, device)
+    for split_k in (1, 2, 3, 4):
+        assert_as_good_as_torch(dk.matmul(a, b, split_k=split_k, backend="torch"), a, b)
+
+
 @pytest.mark.parametrize("out_dtype", **ids(FLOATS))
 @pytest.mark.parametrize("b_dtype", **ids(FLOATS))
 @pytest.mark.parametrize("a_dtype", **ids(FLOATS))

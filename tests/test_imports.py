@@ -34,7 +34,20 @@ ORDER = (
         "entries",
         "store",
     ),
-    *("cache", "plan", "explain", "record", "execute", "calls", "accuracy", "search", "compiling", "tuner", "warm"),
+    *(
+        "cache",
+        "plan",
+        "explain",
+        "record",
+        "execute",
+        "guards",
+        "calls",
+        "accuracy",
+        "search",
+        "compiling",
+        "tuner",
+        "warm",
+    ),
     *("autograd", "ops", "api", "contract", "verify", "inductor", "__init__", "bench", "cli", "__main__"),
 )
 # Where a package may be imported as a module is: elsewhere it would make `import decompose_k` heavy, or need an extra.

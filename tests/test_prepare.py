@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 
 from decompose_k.bench.cases import custom_case
-from decompose_k.bench.prepare import call_case, prepare
+from decompose_k.bench.prepare import _compile_alone, call_case, call_once, prepare
 from decompose_k.bench.run import Settings, run_cases
 from decompose_k.bench.variant import AUTO, COMPILED, TORCH
 
@@ -86,3 +88,22 @@ def test_the_budget_that_is_left_is_shared(tmp_path, monkeypatch):
     ticks = iter([0.0, 40.0, *range(41, 60)])
     run_cases([SMALL], CPU, tmp_path, settings, announce=lambda _: None, clock=lambda: float(next(ticks)))
     assert given == [30.0]
+
+
+def test_candidates_are_called_and_not_timed():
+    called = []
+    assert call_once(lambda: called.append(1), rep=40) == call_once(
+        lambda: called.append(2), is_vetted_benchmarking=True
+    )
+    assert called == [1, 2]
+
+
+def test_the_processes_call_candidates_once():
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _compile_alone, (1,)) as pool:
+        assert pool.submit(timer_of_candidates).result() == "call_once"
+
+
+def timer_of_candidates():
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    return benchmarker.benchmark_gpu.__name__

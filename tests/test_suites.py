@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
 
+from decompose_k.bench.cases import with_rows
 from decompose_k.bench.suites import (
     CORPUS,
     CROSSOVER,
@@ -17,6 +19,7 @@ from decompose_k.bench.suites import (
     STUDY_ROWS,
     STUDY_SUITES,
     SUITE_NAMES,
+    part_of,
     spread,
     suite_cases,
     variants_for,
@@ -87,6 +90,25 @@ def test_the_beginning_of_a_spread_is_a_sample_of_all(count):
     if count > 20:
         start = sorted(order[: count // 4])
         assert max(after - before for before, after in itertools.pairwise([0, *start, count])) <= 12
+
+
+def test_the_study_has_each_product_of_a_suite_once():
+    cases = suite_cases(["study"])
+    products = [(case.shape.suite, case.problem("cpu"), case.static_weight) for case in cases]
+    assert len(set(products)) == len(products)
+    everything = {case.problem("cpu") for case in with_rows(suite_cases(["router"]), STUDY_ROWS)}
+    assert {case.problem("cpu") for case in cases if case.shape.suite == "router"} == everything
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_parts_are_the_whole_and_share_every_suite(count):
+    cases = suite_cases(["study"])
+    parts = [part_of(cases, index, count) for index in range(1, count + 1)]
+    assert sorted(itertools.chain(*parts), key=cases.index) == list(cases)
+    for part in parts:
+        assert list(part) == sorted(part, key=cases.index)
+    sizes = [Counter(case.shape.suite for case in part) for part in parts]
+    assert all(max(size[suite] for size in sizes) - min(size[suite] for size in sizes) <= 1 for suite in sizes[0])
 
 
 def test_a_tenth_of_the_study_has_some_of_every_suite():

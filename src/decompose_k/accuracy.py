@@ -14,7 +14,7 @@ from decompose_k.arguments import Options
 from decompose_k.config import Config
 from decompose_k.dtypes import FLOATS, HALVES, dtype_name
 from decompose_k.epilogue import apply_activation
-from decompose_k.execute import Shortcut, execute
+from decompose_k.execute import Shortcut, Shortcuts, execute
 from decompose_k.problem import Problem
 
 Operands = tuple[torch.Tensor, ...]
@@ -130,8 +130,8 @@ def own_product(problem: Problem, config: Config | None = None) -> Product:
     # The shortcut that the first call leaves makes capturing hundreds of calls five times as fast.
     kept: list[Shortcut] = []
 
-    def keep(shortcut: Shortcut, _: Shortcut) -> None:
-        kept[:] = [shortcut]
+    def keep(shortcuts: Shortcuts) -> None:
+        kept[:] = [shortcuts.for_matmul]
 
     def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         result = kept[0](a, b, bias, problem.m) if kept else None

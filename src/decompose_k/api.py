@@ -77,10 +77,7 @@ def matmul(
     """
     key = None
     if out is None:
-        key = call_key(
-            a,
-            b,
-            bias,
+        arguments = (
             alpha,
             beta,
             activation,
@@ -93,12 +90,13 @@ def matmul(
             config,
             MATMUL,
         )
-        if key is not None:
-            shortcut = CALLS.find(key)
-            if shortcut is not None:
-                result = shortcut(a, b, bias, a.shape[0])
-                if result is not None:
-                    return result
+        result = CALLS.again(a, b, bias, arguments)
+        if result is not None:
+            return result
+        key = call_key(a, b, bias, *arguments)
+        result = None if key is None else CALLS.like(key, a, b, bias, arguments)
+        if result is not None:
+            return result
     check_operands(a, b, MATMUL, b_rows=0, least_rank=2)
     options = Options(
         alpha, beta, activation, out_dtype, precision, batch_invariant, static_b, split_k, backend, config
@@ -152,10 +150,7 @@ def linear(
     """
     key = None
     if out is None:
-        key = call_key(
-            x,
-            weight,
-            bias,
+        arguments = (
             1.0,
             1.0,
             activation,
@@ -168,12 +163,13 @@ def linear(
             config,
             LINEAR,
         )
-        if key is not None:
-            shortcut = CALLS.find(key)
-            if shortcut is not None:
-                result = shortcut(x, weight, bias, x.numel() // weight.shape[1])
-                if result is not None:
-                    return result if result.dim() == x.dim() else result.view(*x.shape[:-1], weight.shape[0])
+        result = CALLS.again(x, weight, bias, arguments)
+        if result is not None:
+            return result
+        key = call_key(x, weight, bias, *arguments)
+        result = None if key is None else CALLS.like(key, x, weight, bias, arguments)
+        if result is not None:
+            return result
     check_operands(x, weight, LINEAR, b_rows=1, least_rank=1)
     options = Options(
         1.0, 1.0, activation, out_dtype, precision, batch_invariant, static_weight, split_k, backend, config

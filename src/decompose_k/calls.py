@@ -1,8 +1,9 @@
 """The way past everything for a call whose like has been seen: one look-up, then its compiled kernels.
 
 A first call is checked, planned and compiled. What that led to is kept under a key of all it depended on, and the next
-such call needs none of it. Only calls that nothing but the engine has to see may take this way: plain tensors on a CPU
-or the current GPU, no gradient recorded, no tracing, transform, autocast or dispatch mode.
+such call needs none of it; where the sizes are those of an earlier call it does not even need the key (see `guards`).
+Only calls that nothing but the engine has to see may take this way: plain tensors on a CPU or the current GPU, no
+gradient recorded, no tracing, transform, autocast or dispatch mode.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from decompose_k.arguments import LINEAR
+from decompose_k.arguments import LINEAR, Names
 from decompose_k.cache import forgettable
-from decompose_k.execute import Shortcut, cpu_precision, default_precision
+from decompose_k.execute import Shortcut, Shortcuts, cpu_precision, default_precision
+from decompose_k.guards import current_device, guard
 from decompose_k.record import RECORDINGS
 
 if TYPE_CHECKING:
-    from decompose_k.arguments import Names
     from decompose_k.execute import Keep
+    from decompose_k.guards import Guarded
 
 # A serving process meets some tens of keys for each weight; beyond this the memory starts anew.
 MOST_CALLS = 8192
@@ -36,24 +38,68 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _has_autocast: Callable[[], bool] = getattr(
     torch._C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 )
-# A torch without CUDA has no such function, and no tensor that would get as far as to ask.
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 Key = tuple[Any, ...]
+# A call's arguments besides its tensors and `out`, as `call_key` names them from alpha to names.
+Arguments = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Names]
 
 
 class Calls:
-    """Shortcuts by key, bounded: `find` gives for a call what the first such call led to."""
+    """What first calls led to, bounded: `like` has the result of a call by its key, `again` by its sizes and guards."""
 
     def __init__(self) -> None:
-        self._shortcuts: dict[Key, Shortcut] = {}
+        self._shortcuts: dict[Key, tuple[Shortcut, bool]] = {}
+        self._guarded: dict[Key, Guarded] = {}
         self._generation = 0
 
     def __len__(self) -> int:
         return len(self._shortcuts)
 
-    def find(self, key: Key) -> Shortcut | None:
-        """The shortcut of a like call, if there was one."""
+    def again(self, a: Any, b: Any, bias: Any, options: Arguments) -> torch.Tensor | None:
+        """The result of a call alike in everything, but the data, to one that `like` served; None where it is not."""
+        # What the guards of tensors do not see.
+        if _is_compiling() or RECORDINGS.active != () or _forward_ad._current_level >= 0:
+            return None
+        try:
+            guarded = self._guarded.get((a.shape, b.shape, bias is None, options))
+        except (AttributeError, TypeError):
+            # No tensors, or an argument that cannot be hashed.
+            return None
+        if guarded is None:
+            return None
+        alpha, beta, _, _, _, batch_invariant, static_b, split_k, _, _, _ = options
+        # True may not pass for 1, nor the reverse: equal keys do not tell.
+        if (
+            alpha.__class__ is float
+            and beta.__class__ is float
+            and (batch_invariant is False or batch_invariant is True)
+            and (static_b is False or static_b is True)
+            and split_k is not True
+        ):
+            return guarded(a, b, bias)
+        return None
+
+    def like(self, key: Key, a: Any, b: Any, bias: Any, options: Arguments) -> torch.Tensor | None:
+        """The result of a call whose key is one that was kept; None where it is not, or not at the moment."""
+        found = self.find(key)
+        if found is None:
+            return None
+        shortcut, by_address = found
+        is_linear = key[0] is LINEAR
+        m = a.numel() // b.shape[1] if is_linear else a.shape[0]
+        result = shortcut(a, b, bias, m)
+        if result is None:
+            return None
+        shape = (*a.shape[:-1], b.shape[0]) if is_linear and a.dim() > 2 else None
+        guarded = guard(shortcut, a, b, bias, m, shape, by_address=by_address)
+        if guarded is not None:
+            if len(self._guarded) >= MOST_CALLS:
+                self._guarded.clear()
+            self._guarded[a.shape, b.shape, bias is None, options] = guarded
+        return result if shape is None else result.view(shape)
+
+    def find(self, key: Key) -> tuple[Shortcut, bool] | None:
+        """The shortcut of a like call, and whether it goes by address, if there was one."""
         try:
             return self._shortcuts.get(key)
         except TypeError:
@@ -61,15 +107,16 @@ class Calls:
             return None
 
     def keeper(self, key: Key) -> Keep:
-        """What `execute` hands a shortcut to; nothing is kept of a choice that was to be forgotten meanwhile."""
+        """What `execute` hands shortcuts to; nothing is kept of a choice that was to be forgotten meanwhile."""
         generation = self._generation
 
-        def keep(for_matmul: Shortcut, for_linear: Shortcut) -> None:
+        def keep(shortcuts: Shortcuts) -> None:
             if generation != self._generation:
                 return
             if len(self._shortcuts) >= MOST_CALLS:
                 self._shortcuts.clear()
-            self._shortcuts[key] = for_linear if key[0] is LINEAR else for_matmul
+            shortcut = shortcuts.for_linear if key[0] is LINEAR else shortcuts.for_matmul
+            self._shortcuts[key] = shortcut, shortcuts.by_address
 
         return keep
 
@@ -77,6 +124,7 @@ class Calls:
         """Drop every shortcut, after which the next calls are planned anew."""
         self._generation += 1
         self._shortcuts.clear()
+        self._guarded.clear()
 
 
 CALLS = forgettable(Calls())
@@ -127,7 +175,7 @@ def call_key(  # noqa: C901
     # What fp32 products of a CPU may be rounded to is a setting of its own, and fp32 copies of halves obey it too.
     cpu_setting = None
     if a.is_cuda:
-        if index != _current_device():
+        if index != current_device():
             return None
     elif a.is_cpu:
         cpu_setting = cpu_precision()

@@ -81,6 +81,7 @@ _COSTS: dict[tuple[str, str], dict[str, float]] = {
         "one_warp": 0.0599,
         "room_for_memory": -0.139,
         "block_64": -0.0257,
+        "thread_bytes_over_512": 0.6,
     },
     ("mixed tf32x3", ANY): {
         "call": 3.58,
@@ -120,6 +121,8 @@ _COSTS: dict[tuple[str, str], dict[str, float]] = {
         "blocks": 0.766,
         "traffic_of_a": -0.583,
         "rounds": 0.816,
+        # Gram matrices of a million rows: 64 x 64 x 2^20 takes 320 us, and torch 238.
+        "multiplies_beyond_4": 7.0,
     },
     ("ieee", ANY): {
         "call": 1.14,
@@ -156,7 +159,9 @@ _DOT_COSTS: dict[str, float] = {
     "memory": 1.14,
     "second_row": 0.546,
     "second_row_16_warps": 0.176,
-    "second_row_single": 0.145,
+    "second_row_pairs_8_warps": 0.15,
+    "second_row_single": 0.105,
+    "single_wide": 0.2,
     "held": -0.39,
     "held_over_16": 0.239,
     "waiting_over_32": 0.347,
@@ -195,6 +200,7 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
         "all_traffic": programs * blocks * block_bytes * 1e-7,
         "bytes_unpipelined": blocks * block_bytes * 1e-5 * is_unpipelined,
         "multiplies": multiplies,
+        "multiplies_beyond_4": max(0.0, multiplies - 4.0),
         "multiplies_16_rows": multiplies * (config.block_m == 16),
         "multiplies_32_rows": multiplies * (config.block_m == 32),
         "partials": 4e-6 * splits * outputs,
@@ -218,6 +224,7 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
         "warp_tile": abs(math.log2(config.block_m * config.block_n / config.num_warps / 256)),
         "thread_sums": max(0.0, math.log2(config.block_m * config.block_n / threads / 8)),
         "thread_bytes": block_bytes / threads / 256,
+        "thread_bytes_over_512": max(0.0, block_bytes / threads / 256 - 2.0),
         "prefetching_a": float("a" in config.prefetch),
         "reducer_work": splits * config.reduce_block * 1e-3,
         "many_reducers": max(0.0, math.log2(reducers / device.multiprocessors)),
@@ -242,7 +249,8 @@ def _dot_amounts(config: Config, problem: Problem, device: Device) -> dict[str, 
     # Weights of one thread; more than 16 it cannot load at once, and those that wait for a predecessor wait for each.
     held = config.block_n * config.block_k / (32 * config.num_warps)
     # With fewer columns than rows, it is the rows of a that programs stream.
-    streamed = problem.a_dtype if problem.n < problem.m else problem.b_dtype
+    dtypes = (problem.a_dtype, problem.b_dtype)
+    streamed, other = dtypes if problem.n < problem.m else dtypes[::-1]
     weight_bytes = config.block_n * config.block_k * streamed.itemsize
     return {
         "call": 1.0,
@@ -250,7 +258,10 @@ def _dot_amounts(config: Config, problem: Problem, device: Device) -> dict[str, 
         "memory": unique_microseconds(problem, device),
         "second_row": second_row,
         "second_row_16_warps": second_row * (config.num_warps == 16),
+        "second_row_pairs_8_warps": second_row * (config.block_n == 2 and config.num_warps == 8),
         "second_row_single": second_row * (config.block_n == 1),
+        # A program that streams one row reads more of the other operand, if that is of a wider dtype.
+        "single_wide": float(config.block_n == 1 and streamed.itemsize < other.itemsize),
         "held": held * 1e-2,
         "held_over_16": max(0.0, math.log2(held / 16)),
         "waiting_over_32": max(0.0, math.log2(held / 32)) * (config.launch != "static_b"),
@@ -263,16 +274,18 @@ def _dot_amounts(config: Config, problem: Problem, device: Device) -> dict[str, 
 def _predict_torch(problem: Problem, device: Device) -> float:
     """torch.mm on an H200, of halves within 9 % for nine of ten: to begin with, bytes, arithmetic, the length of K."""
     unique, multiplies = unique_microseconds(problem, device), problem.m * problem.n * problem.k
-    length = max(0.0, math.log2(max(1, problem.k) / 1024))
+    octaves = math.log2(max(1, problem.k) / 1024)
+    length = max(0.0, octaves)
     activation = 0.8 if problem.activation else 0.0
     if problem.accumulate_dtype == torch.float64:
         return 6.3 + 1.1 * unique + multiplies / 25e6 + activation
     if problem.precision in (None, "tf32"):
         beyond = max(0.0, length - 3)
         tall = max(0, max(problem.m, problem.n) - 256) * problem.k * 1e-6
-        return (
-            5.06 + 0.43 * unique + multiplies / 630e6 + 0.73 * length - 0.46 * beyond + 0.18 * tall + 1.6 * activation
-        )
+        # 1024 x 64 x 512 takes 3.7 us.
+        short = max(0.0, -octaves)
+        steps = 0.73 * length - 0.46 * beyond - 1.8 * min(1.5, short)
+        return 5.06 + 0.43 * unique + multiplies / 630e6 + steps + 0.18 * tall + 1.6 * activation
     product = 4.5 + max(2.6 * unique, multiplies / 25e6) + 1.9 * length
     # Operands of two dtypes are converted first.
     return product * (1.0 if problem.a_dtype == problem.b_dtype else 1.7) + activation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,8 +25,20 @@ if TYPE_CHECKING:
 # (a, b, bias, m) -> result, or None where it cannot be had this way at the moment. As `linear` was called with x and
 # weight, so is its shortcut; the result may have all rows in one dimension.
 Shortcut = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", int], "torch.Tensor | None"]
-# keep(for_matmul, for_linear): the second is called with x [..., K] and weight [N, K] as `linear` was.
-Keep = Callable[[Shortcut, Shortcut], None]
+
+
+class Shortcuts(NamedTuple):
+    """What further calls like one come down to: of `matmul`, and of `linear` with x [..., K] and weight [N, K].
+
+    Where they go `by_address`, nothing after them asks whether there is memory, how it is aligned, and whose it is.
+    """
+
+    for_matmul: Shortcut
+    for_linear: Shortcut
+    by_address: bool
+
+
+Keep = Callable[[Shortcuts], None]
 
 
 def execute(
@@ -39,7 +51,7 @@ def execute(
 ) -> torch.Tensor:
     """activation(alpha * (a @ b) + beta * bias) for a [M, K], b [K, N] and bias broadcastable to [M, N].
 
-    `keep` is handed the shortcut for further such calls, where there is one.
+    `keep` is handed the shortcuts for further such calls, where there are any.
     """
     out_dtype = result_dtype(options.out_dtype, a.dtype, b.dtype)
     precision = None
@@ -87,7 +99,7 @@ def execute(
                 precision=precision,
             )
             if shortcuts is not None:
-                keep(*shortcuts)
+                keep(Shortcuts(*shortcuts, by_address=False))
         return torch_matmul(
             config,
             a,
@@ -113,7 +125,7 @@ def execute(
         activation=options.activation,
         out_dtype=out_dtype,
         out=out,
-        keep=None if keep is None else lambda repeat: keep(repeat, repeat),
+        keep=None if keep is None else lambda repeat: keep(Shortcuts(repeat, repeat, by_address=True)),
     )
 
 

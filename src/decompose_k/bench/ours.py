@@ -23,6 +23,7 @@ from decompose_k.bench.variant import (
 )
 from decompose_k.cache import SHIPPED, TUNED
 from decompose_k.config import Config
+from decompose_k.costs import predict_microseconds
 from decompose_k.heuristics import candidates
 from decompose_k.plan import Plan, plan, triton_objection
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from decompose_k.bench.cases import Case
     from decompose_k.device import Device
     from decompose_k.problem import Problem
+
+# What a tile reducer takes longer for each split, which it reads one after the other (H200).
+_TILE_STEP_US = 0.09
 
 
 def _open_choices(choice: Plan, device: Device) -> tuple[Config, ...]:
@@ -144,8 +148,20 @@ OWN_MAKERS: dict[str, Callable[[Case, Device], Variant | None]] = {
 
 def _plain_pairs(case: Case, device: Device, reducer: str) -> list[Config]:
     """The pairs as they run without dependent launch: the candidates that a device without it would have."""
-    found = candidates(case.problem(device.type), replace(device, capability=min(device.capability, (8, 0))))
-    return [replace(config, reducer=reducer) for config in found if config.kernel == "pair"]
+    problem, plain_device = case.problem(device.type), replace(device, capability=min(device.capability, (8, 0)))
+    found = [config for config in candidates(problem, plain_device) if config.kernel == "pair"]
+    if reducer == "flat":
+        return found
+    tiled = [_with_tile_reducer(config) for config in found]
+    return sorted(
+        tiled, key=lambda config: predict_microseconds(config, problem, device) + _TILE_STEP_US * config.split_k
+    )
+
+
+def _with_tile_reducer(config: Config) -> Config:
+    """Eight sums a thread: more, and each step of the loop over the splits takes longer."""
+    outputs = config.block_m * config.block_n
+    return replace(config, reducer="tile", reduce_warps=max(1, min(8, outputs // 256)))
 
 
 def _usable(case: Case, device: Device, configs: Sequence[Config]) -> tuple[Config, ...]:

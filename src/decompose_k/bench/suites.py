@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ from decompose_k.shapes import ALL, SUITES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from decompose_k.shapes import Shape
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -101,13 +104,39 @@ def suite_cases(names: Iterable[str]) -> tuple[Case, ...]:
 
 
 def study_cases() -> tuple[Case, ...]:
-    """Every case of the study, in the order in which a budget should be spent: a bit of each suite, then more."""
+    """Every case of the study, in the order in which a budget should be spent: a bit of each suite, then more.
+
+    Models that ask for the same product are one case, by the name of the first.
+    """
     parts: list[tuple[Case, ...]] = [grid_cases(name) for name in GRIDS]
     for name in CORPUS:
         cases = corpus_cases([name])
-        parts.append(with_rows(cases, STUDY_ROWS) if cases[0].shape.has_static_weight else cases)
+        parts.append(_distinct(with_rows(cases, STUDY_ROWS) if cases[0].shape.has_static_weight else cases))
     turns = itertools.zip_longest(*map(spread, [*parts, dtype_cases(), crossover_cases()]))
     return tuple(case for turn in turns for case in turn if case is not None)
+
+
+def _distinct(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Of the cases of one suite with the same sizes, dtypes and layouts the first."""
+    found: dict[Shape, Case] = {}
+    for case in cases:
+        found.setdefault(replace(case.shape, name="", status=""), case)
+    return tuple(found.values())
+
+
+def part_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:
+    """The `index`-th of `count` parts, from 1, in the order that they had: every suite is shared out evenly.
+
+    >>> [part_of(dtype_cases()[:5], index, 2) == dtype_cases()[:5][index - 1 :: 2] for index in (1, 2)]
+    [True, True]
+    """
+    seen: Counter[str] = Counter()
+    found = []
+    for case in cases:
+        if seen[case.shape.suite] % count == index - 1:
+            found.append(case)
+        seen[case.shape.suite] += 1
+    return tuple(found)
 
 
 def spread(cases: Sequence[Case]) -> tuple[Case, ...]:

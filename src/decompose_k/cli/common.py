@@ -99,6 +99,14 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_part(text: str) -> tuple[int, int]:
+    """(I, N) of a text I/N with 1 <= I <= N; raises ValueError for anything else."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ValueError(f"part must be I/N with 1 <= I <= N, such as 1/2; got {text!r}")
+    return int(index), int(count)
+
+
 def parse_layout(layout: str) -> tuple[str, str]:
     """The layouts of a and b that BLAS's two letters name; raises ValueError for others."""
     if layout not in OPERAND_LAYOUTS:

@@ -18,6 +18,7 @@ from decompose_k.bench.demo import run_checks, run_demo
 from decompose_k.bench.report import write_report
 from decompose_k.bench.rows import Row, read_jsonl
 from decompose_k.bench.run import Outcome, Settings, open_folder, run_cases
+from decompose_k.bench.suites import part_of
 from decompose_k.bench.summary import duels
 from decompose_k.bench.variant import VARIANTS
 from decompose_k.cli.common import (
@@ -36,6 +37,7 @@ from decompose_k.cli.common import (
     narrowed,
     parse_device,
     parse_duration,
+    parse_part,
     progress,
     user_errors,
 )
@@ -117,9 +119,14 @@ def measure(
         typer.Option("--prepare", help="First call everything once in --jobs processes: fills caches."),
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for --search and --prepare.")] = 4,
+    part: Annotated[
+        str,
+        typer.Option(help="I/N: the Ith of N parts of the cases, for several GPUs; their rows together are the run."),
+    ] = "1/1",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the rows in the output folder anew.")] = False,
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Measure nothing: make plots and report from this rows.jsonl.")
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option("--from", help="Measure nothing: make plots and report from this rows.jsonl; repeated, from all."),
     ] = None,
 ) -> None:
     """Measure suites or shapes into rows.jsonl and rows.csv, then make plots and report from the rows.
@@ -129,12 +136,12 @@ def measure(
     if context.invoked_subcommand is not None:
         return
     console = Console()
-    if source is not None:
+    if sources:
         with user_errors():
-            rows = read_jsonl(source)
-            folder = source.parent if output is None else output
+            rows = [row for source in sources for row in read_jsonl(source)]
+            folder = sources[0].parent if output is None else output
             folder.mkdir(parents=True, exist_ok=True)
-        _finish(console, folder, Outcome(rows=list(rows)))
+        _finish(console, folder, Outcome(rows=rows))
         return
     with user_errors():
         where = parse_device(device)
@@ -142,7 +149,7 @@ def measure(
             raise ValueError("bench needs a --suite, --shape or --model, or --from with rows to report")
         named = suites if suites or shapes else [ALL]
         cases = named_cases(named, shapes, dtype, b_dtype, out_dtype, layout, activation, static_weight)
-        cases = narrowed(cases, rows_of_a, model)
+        cases = list(part_of(narrowed(cases, rows_of_a, model), *parse_part(part)))
         chosen = Settings(
             repetitions,
             seconds,

@@ -1,0 +1,93 @@
+"""The heuristic over the whole corpus and every kind of GPU: a pure, bounded, legal ranking that knows when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from decompose_k.config import Config
+from decompose_k.costs import predict_microseconds
+from decompose_k.heuristics import MOST_CANDIDATES, candidates
+from decompose_k.legality import is_legal
+from decompose_k.problem import Problem
+from decompose_k.shapes import corpus
+from stub_devices import DEVICES
+
+H200 = DEVICES["H200"]
+MM = Config("mm")
+BF16, FP32 = torch.bfloat16, torch.float32
+PROBLEMS = sorted(
+    {
+        shape.problem("cuda", static_b=static_b).bucketed()
+        for shape in corpus()
+        for static_b in {False, shape.has_static_weight}
+    },
+    key=str,
+)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_candidates_are_few_legal_distinct_and_best_first(device):
+    """Every seventh problem of the corpus, another seventh on each device."""
+    for problem in PROBLEMS[list(DEVICES.values()).index(device) % 7 :: 7]:
+        found = candidates(problem, device)
+        assert len(set(found)) == len(found) <= MOST_CANDIDATES
+        assert [is_legal(config, problem, device) for config in found if config != MM] == [None] * sum(
+            config != MM for config in found
+        )
+        predicted = [predict_microseconds(config, problem, device) for config in found]
+        assert predicted == sorted(predicted)
+        candidates.cache_clear()
+        assert candidates(problem, device) == found
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_a_device_runs_only_what_it_can(device):
+    for problem in PROBLEMS[::20]:
+        for config in candidates(problem, device):
+            assert config.launch == "plain" or device.has_dependent_launch
+            assert config.launch != "static_b" or problem.static_b
+            assert config.input_precision == "ieee" or (device.vendor, device.capability >= (8, 0)) == ("nvidia", True)
+
+
+LARGE = {
+    "square": Problem.make(4096, 4096, 4096, BF16),
+    "many_tiles": Problem.make(1024, 1024, 8192, BF16),
+    "short_k": Problem.make(1024, 64, 512, BF16, b_layout="column"),
+    "gram_64": Problem.make(64, 64, 1 << 20, FP32, a_layout="column"),
+    "gram_64_longer": Problem.make(64, 64, 1 << 23, FP32, a_layout="column"),
+    "gram_128": Problem.make(128, 128, 1 << 20, FP32, a_layout="column"),
+}
+SMALL = {
+    "seed": Problem.make(16, 16, 32768, BF16),
+    "seed_fp32": Problem.make(64, 64, 32768, FP32),
+    "router": Problem.make(64, 256, 7168, BF16, out_dtype=FP32, b_layout="column"),
+    "mhc": Problem.make(16, 24, 28672, BF16, b_dtype=FP32, out_dtype=FP32, b_layout="column"),
+    "head": Problem.make(1, 1, 4096, BF16, b_layout="column"),
+    "gram_16": Problem.make(16, 16, 1 << 20, FP32, a_layout="column"),
+}
+
+
+@pytest.mark.parametrize("problem", LARGE.values(), ids=LARGE)
+def test_what_torch_does_better_is_left_to_it(problem):
+    assert candidates(problem, H200)[0] == MM
+
+
+@pytest.mark.parametrize("problem", SMALL.values(), ids=SMALL)
+def test_what_decompose_k_does_better_is_not(problem):
+    assert candidates(problem, H200)[0].backend == "triton"
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_batch_invariant_candidates_follow_from_n_k_and_dtypes(device):
+    problem = Problem.make(1, 256, 7168, BF16, b_layout="column", batch_invariant=True)
+    found = {candidates(replace(problem, m=m), device) for m in (1, 2, 16, 64, 512, 5000)}
+    assert len(found) == 1
+    assert found.pop() != ()
+
+
+def test_there_is_nothing_to_choose_where_there_is_nothing_to_multiply():
+    for sizes in ((0, 4, 8), (4, 0, 8), (4, 4, 0)):
+        assert candidates(Problem.make(*sizes, BF16), H200) == ()
