@@ -9,21 +9,24 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from decompose_k import store
+from decompose_k.bench.models import OURS, OURS_STATIC
 from decompose_k.bench.plots import make_plots
 from decompose_k.bench.plots.base import Plot
-from decompose_k.bench.report import standalone_svg
+from decompose_k.bench.report import REPORT_NAME, in_order, report_html, standalone_svg
 from decompose_k.bench.rows import Row, read_jsonl
-from decompose_k.bench.suites import CROSSOVER
+from decompose_k.bench.suites import CROSSOVER, suite_cases
+from decompose_k.bench.suites import STUDY as STUDY_NAME
 from decompose_k.bench.summary import FASTEST, duels, times
-from decompose_k.bench.variant import GENERATION_2, TORCH
+from decompose_k.bench.variant import COMPILED, GENERATION_2, TORCH
 from decompose_k.bench.versus import WAYS, Versus, versus
 from decompose_k.config import Config
-from decompose_k.entries import Entry, key_of
+from decompose_k.device import Device
+from decompose_k.entries import Entry
 from decompose_k.heuristics import candidates
 from decompose_k.problem import Problem
 
@@ -34,6 +37,7 @@ BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->"
 # Records from before the study, each a file of rows with a title of its own.
 TITLES = {
     "tuned-seed-bf16": "bf16, fused ReLU, M = N in 16..64, K in 8192..32768",
+    "tuned-seed-fp16": "fp16, fused ReLU, the same grid",
     "tuned-seed-fp32": "fp32 as accurate as torch's or better",
     "tuned-router": "MoE routers [M, 7168] x 256 and [M, 2880] x 128, bf16 in, fp32 out, M in 1..64",
     "tuned-mixed": "bf16 x fp32 weight: router [M, 3072] x 256, mHC [M, 28672] x 24, M in 1, 16, 64",
@@ -78,11 +82,9 @@ def older_table() -> str:
                 ratios = [duel.speedup for duel in duels(rows, alternative, way)]
                 if ratios:
                     lines.append(f"| {title} | {launch} | {against} | {spread(ratios)} |")
-    for title, ratios in tuned_ratios().items():
-        lines.append(f"| {title} | default | torch | {spread(ratios)} |")
     note = (
         "Rows: [results/h200](results/h200). Operands come from device memory. The kernels without dependent launch ran"
-        " with the best of their configs; the fp16 lines are from the timings of tuning. Every row names its commit."
+        " with the best of their configs. Every row names its commit."
     )
     return "\n".join([*lines, "", note, ""])
 
@@ -93,33 +95,19 @@ def spread(ratios: list[float]) -> str:
     return f"{len(ratios)} | {min(ratios):.2f} | {mean:.2f} | {max(ratios):.2f}"
 
 
-def tuned_ratios() -> dict[str, list[float]]:
-    """Speed-ups over torch by hand on the fp16 grid, with and without ReLU, from the timings of tuning.
-
-    These are of buckets: M = 48 was measured as 64.
-    """
-    document = store.read(RESULTS / "h200" / "tuned" / "nvidia-h200.fp16-fp16.json")
-    found: dict[str, list[float]] = {"fp16, fused ReLU, the same grid": [], "fp16, the same grid": []}
-    for entry in map(Entry.from_json, document.entries.values() if document else ()):
-        problem = entry.problem
-        if entry.torch_us is not None and problem.k >= 8192 and problem.b_layout == "row" and not problem.static_b:
-            title = "fp16, fused ReLU, the same grid" if problem.activation == "relu" else "fp16, the same grid"
-            found[title].append(entry.torch_us / entry.chosen_us)
-    return found
-
-
 def models_table() -> str:
-    """Whole models compiled plainly and with the pass, end to end."""
+    """Whole models compiled plainly, with the pass, and with the pass and static weights, end to end."""
     records = records_of(MODELS)
     sizes = sorted({record["m"] for record in records})
     lines = [
-        f"| compiled, then with `dk.inductor.enable()`, us | {' | '.join(f'M = {m}' for m in sizes)} |",
+        "| compiled, with `dk.inductor.enable()`, and with static weights, us |"
+        f" {' | '.join(f'M = {m}' for m in sizes)} |",
         "|---" * (len(sizes) + 1) + "|",
     ]
     for model in dict.fromkeys(record["model"] for record in records):
         mine = [record for record in records if record["model"] == model and record["mode"] == "default"]
         found = {(record["variant"], record["m"]): record["p50_us"] for record in mine}
-        cells = [f"{found['compiled', m]:.1f}, {found['decompose-k', m]:.1f}" for m in sizes]
+        cells = [", ".join(f"{found[variant, m]:.1f}" for variant in (COMPILED, OURS, OURS_STATIC)) for m in sizes]
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
@@ -127,47 +115,52 @@ def models_table() -> str:
 def choices_table() -> str:
     """What a call gets from the shipped choices, and from the heuristic alone, over the corpus."""
     records = records_of(CHOICES)
+    own = [record for record in records if record["chosen"]["kernel"] != "mm"]
+    same = [record for record in records if record["chosen"]["kernel"] == "mm"]
+    kinds = {
+        f"shipped choices, {len(own)} problems": (own, "chosen_us"),
+        f"shipped choices that are torch's own kernel, {len(same)}": (same, "chosen_us"),
+        f"untuned, all {len(records)}": (records, "first_us"),
+    }
     lines = [
-        f"| H200, {len(records)} problems of the corpus, M in 1..1024 | min | median | geometric mean | max |",
+        "| H200, problems of the corpus, M in 1..1024, over torch | min | median | geometric mean | max |",
         "|---|---|---|---|---|",
     ]
-    kinds = {"shipped choices, over torch": ("torch_us", "chosen_us"), "untuned, over torch": ("torch_us", "first_us")}
-    for title, (theirs, ours) in kinds.items():
-        ratios = sorted(record[theirs] / record[ours] for record in records)
+    for title, (mine, ours) in kinds.items():
+        ratios = sorted(record["torch_us"] / record[ours] for record in mine)
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         numbers = (ratios[0], ratios[len(ratios) // 2], mean, ratios[-1])
         lines.append(f"| {title} | {' | '.join(f'{number:.2f}' for number in numbers)} |")
-    then = sorted(record["first_us"] / min(record["first_us"], record["chosen_us"]) for record in records)
-    now = sorted(first_against_best(records))
+    first = sorted(record["first_us"] / min(record["first_us"], record["chosen_us"]) for record in records)
+    documents = tuned_documents()
+    others = sum(not is_first(record, documents[0].header.device) for record in records)
+    steadiness = spreads(documents)
+    since = f" In {others} of the problems it would choose otherwise today." if others else ""
     note = (
-        f"The heuristic's first choice of then took {then[len(then) // 2] - 1:.0%} longer than the best found (median),"
-        f" and at most a quarter longer in {share_within_a_quarter(then)} of the problems. It was refitted to these and"
-        f" the timings of tuning since: of today's first choices {len(now)} have been measured, which take"
-        f" {now[len(now) // 2] - 1:.0%} longer (median), at most a quarter longer in {share_within_a_quarter(now)}, and"
-        f" {now[-1] - 1:.0%} at the worst."
+        "Where torch's own kernel is the choice, both call the same, and what differs is the noise. The heuristic's"
+        f" first choice, untuned, takes {first[len(first) // 2] - 1:.0%} longer than the best (median), and"
+        f" {first[-1] - 1:.0%} longer at the worst.{since} Timings of {len(steadiness)} configs spread by"
+        f" {steadiness[len(steadiness) // 2]:.1%} (20th to 80th percentile, median)."
     )
     return "\n".join([*lines, "", note, ""])
 
 
-def share_within_a_quarter(ratios: list[float]) -> str:
-    """How many of the ratios are at most 1.25."""
-    return f"{sum(ratio <= 1.25 for ratio in ratios) / len(ratios):.0%}"
+def tuned_documents() -> list[store.Document]:
+    """What tuning measured on the H200."""
+    found = [store.read(path) for path in sorted((RESULTS / "h200" / "tuned").glob("*.json"))]
+    return [document for document in found if document is not None]
 
 
-def first_against_best(records: list[dict[str, Any]]) -> Iterator[float]:
-    """The time of today's first choice over the best that was measured, for each problem where both are on record."""
-    documents = [store.read(path) for path in sorted((RESULTS / "h200" / "tuned").glob("*.json"))]
-    device = next(document.header.device for document in documents if document is not None)
-    tuned = {key: raw for document in documents if document is not None for key, raw in document.entries.items()}
-    for record in records:
-        problem = Problem.from_json(record["problem"])
-        entry = Entry.from_json(tuned[key]) if (key := key_of(problem)) in tuned else None
-        measured = {one.config: one.timing.p50_us for one in (entry.timings if entry else ()) if one.config is not None}
-        for name in ("first", "chosen"):
-            measured.setdefault(Config.from_json(record[name]), record[f"{name}_us"])
-        first = candidates(problem, device)[0]
-        if first in measured:
-            yield measured[first] / min(measured.values())
+def is_first(record: dict[str, Any], device: Device) -> bool:
+    """Whether the heuristic's first choice on a device is still the one that was measured."""
+    return candidates(Problem.from_json(record["problem"]), device)[0] == Config.from_json(record["first"])
+
+
+def spreads(documents: list[store.Document]) -> list[float]:
+    """How far the percentiles of each config's timings in tuning are apart, over the median, sorted."""
+    entries = [Entry.from_json(raw) for document in documents for raw in document.entries.values()]
+    timings = [one.timing for entry in entries for one in entry.timings if one.config is not None]
+    return sorted((timing.p80_us - timing.p20_us) / timing.p50_us for timing in timings)
 
 
 def host_table() -> str:
@@ -188,18 +181,66 @@ def host_table() -> str:
     return "\n".join([*lines, ""])
 
 
-def study_table(found: list[Versus], *, with_losses: bool) -> str:
-    """One line for each suite, way to call and alternative; the worst losses by name, where they are wanted."""
-    headings = ["suite", "dtypes", "launch", "against", "cases", "wins", "ties", "losses", "min", "median", "max"]
-    headings += ["lost"] if with_losses else []
+def coverage(rows: list[Row]) -> str:
+    """How much of the study the rows are, suite by suite where it is not all."""
+    wanted = Counter(case.shape.suite for case in suite_cases([STUDY_NAME]))
+    measured = Counter(suite for suite, *_ in {row.case for row in rows})
+    if measured == wanted:
+        return f"All {wanted.total()} cases of the study."
+    parts = [f"{suite} {measured[suite]} of {count}" for suite, count in wanted.items() if measured[suite] < count]
+    return (
+        f"{measured.total()} of the study's {wanted.total()} cases, in the order in which a budget is spent on them:"
+        f" all but {', '.join(parts)}."
+    )
+
+
+def study_table(found: list[Versus]) -> str:
+    """One line for each suite, way to call and alternative, with the worst losses by name."""
+    headings = [
+        "suite",
+        "dtypes",
+        "launch",
+        "against",
+        "cases",
+        "wins",
+        "ties",
+        "losses",
+        "min",
+        "median",
+        "max",
+        "lost",
+    ]
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for one in found:
         tally = one.tally
         counts = [len(tally.duels), *(tally.count(verdict) for verdict in ("win", "tie", "loss"))]
         ratios = (tally.speedups[0], tally.median, tally.speedups[-1])
         cells = [tally.suite, tally.dtypes, one.way, one.title, *map(str, counts), *map(times, ratios)]
-        lines.append(f"| {' | '.join([*cells, *([losses(one)] if with_losses else [])])} |")
+        lines.append(f"| {' | '.join([*cells, losses(one)])} |")
     return "\n".join([*lines, ""])
+
+
+def short_table(rows: list[Row]) -> str:
+    """One line for each suite: ours over torch and over the fastest alternative of each case, both ways to call."""
+    columns = [(alternative, way) for alternative in (TORCH, FASTEST) for way in WAYS]
+    titles = [
+        f"over {'torch' if alternative == TORCH else 'the fastest alternative'}, {WAYS[way]}"
+        for alternative, way in columns
+    ]
+    lines = [f"| suite | cases | {' | '.join(titles)} | lost to the fastest |", "|---" * (len(columns) + 3) + "|"]
+    for suite in dict.fromkeys(row.suite for row in rows):
+        mine = [row for row in rows if row.suite == suite]
+        found = [duels(mine, alternative, way) for alternative, way in columns]
+        cells = [in_short([duel.speedup for duel in some]) for some in found]
+        lost = sum(duel.verdict == "loss" for duel in found[2])
+        lines.append(f"| {suite} | {len(found[0])} | {' | '.join(cells)} | {lost} |")
+    return "\n".join([*lines, ""])
+
+
+def in_short(speedups: list[float]) -> str:
+    """The least, the median and the greatest."""
+    ordered = sorted(speedups)
+    return " / ".join(times(ordered[place]) for place in (0, len(ordered) // 2, -1)) if ordered else ""
 
 
 def losses(one: Versus) -> str:
@@ -229,10 +270,15 @@ def readme_part(files: dict[Path, Plot]) -> str:
     for folder in machines():
         rows = study_rows(folder)
         if rows:
-            short = [one for one in versus(rows) if one.alternative in (TORCH, FASTEST)]
-            parts.append(f"The study on {rows[0].device}, graph-cold medians, ours over the alternative:\n")
-            parts.append(study_table(short, with_losses=False))
-            parts.append("Against every alternative, losses by name: [results/README.md](results/README.md).\n")
+            parts.append(
+                f"The study on {rows[0].device}, graph-cold, ours over the alternative: min / median / max."
+                f" {coverage(rows)}\n"
+            )
+            parts.append(short_table(rows))
+            parts.append(
+                "Against each alternative, losses by name: [results/README.md](results/README.md); all cases and plots:"
+                f" [{REPORT_NAME}](results/{folder.name}/{REPORT_NAME}), to be opened in a browser.\n"
+            )
     parts += [older_table(), choices_table(), models_table(), host_table()]
     images = [f"![{plot.title}]({path.relative_to(ROOT).as_posix()})\n" for path, plot in files.items()]
     return "\n".join([*parts, *images])
@@ -244,7 +290,8 @@ def results_part() -> str:
     for folder in machines():
         rows = study_rows(folder)
         if rows:
-            parts.append(f"## The study on {rows[0].device}\n\n{study_table(versus(rows), with_losses=True)}")
+            table = study_table(versus(rows))
+            parts.append(f"## The study on {rows[0].device}\n\n{coverage(rows)}\n\n{table}")
     return "\n".join(parts) or "No run of the whole study is on record yet.\n"
 
 
@@ -262,6 +309,9 @@ def wanted() -> dict[Path, str]:
     shown = plots()
     documents = {ROOT / "README.md": readme_part(shown), RESULTS / "README.md": results_part()}
     files = {path: standalone_svg(plot.svg) for path, plot in shown.items()}
+    for folder in machines():
+        if rows := in_order(study_rows(folder)):
+            files[folder / REPORT_NAME] = report_html(rows, make_plots(rows), [coverage(rows)])
     return files | {path: replaced(path.read_text(encoding="utf-8"), part) for path, part in documents.items()}
 
 
@@ -269,7 +319,7 @@ def main() -> int:
     """Write what the records give, or with `--check` say what does not match them."""
     files = wanted()
     stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    stale += [path for path in PLOTS.glob("*.svg") if path not in files]
+    stale += [path for path in (*PLOTS.glob("*.svg"), *RESULTS.glob(f"*/{REPORT_NAME}")) if path not in files]
     if "--check" in sys.argv[1:]:
         for path in stale:
             sys.stderr.write(f"{path.relative_to(ROOT)} is not what the records give: run `make readme`\n")

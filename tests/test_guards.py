@@ -320,7 +320,7 @@ def product(a, b, bias, m):
 
 
 def guarded_by_address(a, b, bias=None):
-    return guard(product, a, b, bias, a.shape[0], None, by_address=True)
+    return guard(product, a, b, bias, a.shape[0], (a.shape[0], b.shape[1]), by_address=True)
 
 
 def test_a_shortcut_by_address_wants_aligned_memory():

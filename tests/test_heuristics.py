@@ -80,6 +80,14 @@ def test_what_decompose_k_does_better_is_not(problem):
     assert candidates(problem, H200)[0].backend == "triton"
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "most"), [(16, 16, 8192, 16), (64, 256, 7168, 64), (256, 512, 2048, 128)], ids=str
+)
+def test_reducers_take_larger_blocks_of_larger_outputs(m, n, k, most):
+    pairs = [config for config in candidates(Problem.make(m, n, k, BF16), H200) if config.kernel == "pair"]
+    assert max(config.reduce_block for config in pairs) == most
+
+
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_batch_invariant_candidates_follow_from_n_k_and_dtypes(device):
     problem = Problem.make(1, 256, 7168, BF16, b_layout="column", batch_invariant=True)

@@ -101,6 +101,28 @@ def test_without_triton_a_remembered_triton_config_is_ignored(monkeypatch):
     assert "triton is not installed" in dk.plan(PROBLEM, H200).reason
 
 
+def test_a_promise_that_would_not_be_used_leaves_the_choice_as_it_is():
+    """fp32 pairs wait first also with a static weight, and a measured one is better than an unmeasured one."""
+    problem = dk.Problem.make(16, 16, 8192, torch.float32)
+    static = replace(problem, static_b=True)
+    assert dk.plan(static, H200).config.launch == "wait_first"
+    measured = replace(PAIR, launch="wait_first", input_precision="tf32x3")
+    tune(measured, problem)
+    assert dk.plan(problem, H200).config == measured
+    chosen = dk.plan(static, H200)
+    assert (chosen.config, chosen.origin, chosen.problem) == (measured, "tuned", static)
+    tune(replace(measured, split_k=28), static)
+    assert dk.plan(static, H200).config.split_k == 28
+
+
+def test_a_promise_that_is_used_is_not_overruled_by_what_was_measured_without_it():
+    static = replace(PROBLEM, static_b=True)
+    untuned = dk.plan(static, H200)
+    assert untuned.config.launch == "static_b"
+    tune(PAIR)
+    assert dk.plan(static, H200).config == untuned.config
+
+
 def test_an_explicit_split_takes_a_remembered_choice_only_if_it_is_that_split():
     tune(PAIR)
     assert dk.plan(PROBLEM, H200, split_k=14).config == PAIR

@@ -90,13 +90,13 @@ class Calls:
         result = shortcut(a, b, bias, m)
         if result is None:
             return None
-        shape = (*a.shape[:-1], b.shape[0]) if is_linear and a.dim() > 2 else None
+        shape = (*a.shape[:-1], b.shape[0] if is_linear else b.shape[1])
         guarded = guard(shortcut, a, b, bias, m, shape, by_address=by_address)
         if guarded is not None:
             if len(self._guarded) >= MOST_CALLS:
                 self._guarded.clear()
             self._guarded[a.shape, b.shape, bias is None, options] = guarded
-        return result if shape is None else result.view(shape)
+        return result if result.dim() == len(shape) else result.view(shape)
 
     def find(self, key: Key) -> tuple[Shortcut, bool] | None:
         """The shortcut of a like call, and whether it goes by address, if there was one."""

@@ -160,7 +160,7 @@ _DOT_COSTS: dict[str, float] = {
     "second_row": 0.546,
     "second_row_16_warps": 0.176,
     "second_row_pairs_8_warps": 0.15,
-    "second_row_single": 0.105,
+    "second_row_single": 0.12,
     "single_wide": 0.2,
     "held": -0.39,
     "held_over_16": 0.239,

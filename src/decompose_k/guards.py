@@ -35,13 +35,13 @@ def guard(
     b: torch.Tensor,
     bias: torch.Tensor | None,
     m: int,
-    shape: tuple[int, ...] | None,
+    shape: tuple[int, ...],
     *,
     by_address: bool,
 ) -> Guarded | None:
     """The shortcut for operands alike in all but their data and address; None where torch has no such guards.
 
-    `m` is the number of rows of `a`, and `shape` what the result is to be viewed as, if it is not of that shape. A
+    `m` is the number of rows of `a`, and `shape` that of the result, of which the shortcut may give the rows alone. A
     shortcut that goes `by_address` needs operands on the current device, in memory aligned to 16 bytes.
     """
     tensors = (a, b) if bias is None else (a, b, bias)
@@ -54,6 +54,7 @@ def guard(
     index = a.get_device()
     settings = _settings_of(a, b)
     expected = None if settings is None else settings()
+    rank = len(shape)
     has_parameter = any(tensor.requires_grad for tensor in tensors)
 
     def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -66,7 +67,7 @@ def guard(
         if settings is not None and settings() != expected:
             return None
         result = shortcut(a, b, bias, m)
-        return result if shape is None or result is None else result.view(shape)
+        return result if rank == 2 or result is None or result.dim() == rank else result.view(shape)
 
     return call
 

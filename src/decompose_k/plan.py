@@ -125,6 +125,10 @@ def choose(problem: Problem, device: Device, backend: str, split_k: int | None) 
         if _is_usable(config, problem, device, backend, split_k):
             others = tuple(other for other in (untuned.config, *untuned.alternatives) if other != config)
             return Plan(problem, device, config, _remembered_reason(remembered, problem), others, remembered.origin)
+    if problem.static_b and untuned.config.launch != "static_b":
+        # What nothing was measured of, and the promise would not be used for: as good as without it.
+        without = choose(replace(problem, static_b=False), device, backend, split_k)
+        return replace(without, problem=problem)
     return untuned
 
 

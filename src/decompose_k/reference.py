@@ -148,7 +148,7 @@ def torch_shortcuts(
     elif bias is not None and bias.dtype == out_dtype == a.dtype and alpha != 0 and beta != 0:
         products = (
             lambda a, b, bias, _m: torch.addmm(bias, a, b, alpha=alpha, beta=beta),
-            _linear_with_bias,
+            _linear_with_columns if bias.dim() == 1 else _linear_with_bias,
         )
     else:
         return None
@@ -156,10 +156,14 @@ def torch_shortcuts(
     return (for_matmul, for_linear) if activation is None else (_then_relu(for_matmul), _then_relu(for_linear))
 
 
-def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, m: int) -> torch.Tensor:
-    if x.dim() == 2 and bias.dim() == 1:
+def _linear_with_columns(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, m: int) -> torch.Tensor:
+    if x.dim() == 2:
         # The same addmm; a transpose in Python would cost the host a few microseconds more.
         return F.linear(x, weight, bias)
+    return _linear_with_bias(x, weight, bias, m)
+
+
+def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, m: int) -> torch.Tensor:
     return torch.addmm(bias, x if x.dim() == 2 else x.view(m, -1), weight.t())
 
 

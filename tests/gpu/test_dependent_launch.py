@@ -144,4 +144,5 @@ def test_a_result_is_not_overwritten_while_the_predecessor_reads_or_writes_it(m,
 
 @pytest.mark.parametrize(("m", "config"), STATIC.values(), ids=STATIC)
 def test_the_writer_catches_a_read_before_the_wait(m, config):
-    assert wrong_results("graph", "b", fresh(m), config) > 0
+    """In one of many tries: where other processes share the GPU, a program may start only after the writer's end."""
+    assert any(wrong_results("graph", "b", fresh(m), config) > 0 for _ in range(30))
