@@ -115,3 +115,19 @@ def _poison(tensor):
     if tensor.is_floating_point() or tensor.is_complex():
         return tensor.fill_(float("nan"))
     return tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """The user's cache directory, which does not exist yet."""
+    monkeypatch.setenv("DECOMPOSE_K_CACHE_DIR", str(tmp_path / "cache"))
+    cache.forget()
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def shipped(monkeypatch, tmp_path):
+    """A folder in the place of the package's own."""
+    monkeypatch.setattr(cache, "shipped_folder", lambda: tmp_path / "shipped")
+    cache.forget()
+    return tmp_path / "shipped"
