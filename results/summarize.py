@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ from decompose_k.bench.rows import Row, read_jsonl
 from decompose_k.bench.suites import CROSSOVER, suite_cases
 from decompose_k.bench.suites import STUDY as STUDY_NAME
 from decompose_k.bench.summary import FASTEST, duels, times
-from decompose_k.bench.variant import COMPILED, GENERATION_2, TORCH
+from decompose_k.bench.variant import AUTO, COMPILED, GENERATION_2, TORCH
 from decompose_k.bench.versus import WAYS, Versus, versus
 from decompose_k.config import Config
 from decompose_k.device import Device
@@ -84,7 +85,7 @@ def older_table() -> str:
                     lines.append(f"| {title} | {launch} | {against} | {spread(ratios)} |")
     note = (
         "Rows: [results/h200](results/h200). Operands come from device memory. The kernels without dependent launch ran"
-        " with the best of their configs. Every row names its commit."
+        " with the best of their configs. Every row names its commit; `-dirty` is one with changes not yet committed."
     )
     return "\n".join([*lines, "", note, ""])
 
@@ -100,7 +101,7 @@ def models_table() -> str:
     records = records_of(MODELS)
     sizes = sorted({record["m"] for record in records})
     lines = [
-        "| compiled, with `dk.inductor.enable()`, and with static weights, us |"
+        "| us: compiled, with `dk.inductor.enable()`, and with static weights |"
         f" {' | '.join(f'M = {m}' for m in sizes)} |",
         "|---" * (len(sizes) + 1) + "|",
     ]
@@ -109,7 +110,12 @@ def models_table() -> str:
         found = {(record["variant"], record["m"]): record["p50_us"] for record in mine}
         cells = [", ".join(f"{found[variant, m]:.1f}" for variant in (COMPILED, OURS, OURS_STATIC)) for m in sizes]
         lines.append(f"| {model} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+    text = (
+        "Whole models, compiled, with their weights in memory: *skinny heads* is an MLP of width 4096 with a low-rank"
+        " adapter and three heads of 1 to 64 outputs; *moe block* is a transformer block with attention, a router and"
+        " 64 small experts, most of whose time is elsewhere.\n"
+    )
+    return "\n".join([*lines, "", text])
 
 
 def choices_table() -> str:
@@ -129,18 +135,20 @@ def choices_table() -> str:
     for title, (mine, ours) in kinds.items():
         ratios = sorted(record["torch_us"] / record[ours] for record in mine)
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        numbers = (ratios[0], ratios[len(ratios) // 2], mean, ratios[-1])
+        numbers = (ratios[0], statistics.median(ratios), mean, ratios[-1])
         lines.append(f"| {title} | {' | '.join(f'{number:.2f}' for number in numbers)} |")
     first = sorted(record["first_us"] / min(record["first_us"], record["chosen_us"]) for record in records)
     documents = tuned_documents()
     others = sum(not is_first(record, documents[0].header.device) for record in records)
     steadiness = spreads(documents)
-    since = f" In {others} of the problems it would choose otherwise today." if others else ""
+    since = (
+        f" (Of {others} problems its first choice has changed since; they count with the old one.)" if others else ""
+    )
     note = (
         "Where torch's own kernel is the choice, both call the same, and what differs is the noise. The heuristic's"
-        f" first choice, untuned, takes {first[len(first) // 2] - 1:.0%} longer than the best (median), and"
+        f" first choice, untuned, takes {statistics.median(first) - 1:.0%} longer than the best (median), and"
         f" {first[-1] - 1:.0%} longer at the worst.{since} Timings of {len(steadiness)} configs spread by"
-        f" {steadiness[len(steadiness) // 2]:.1%} (20th to 80th percentile, median)."
+        f" {statistics.median(steadiness):.1%} (20th to 80th percentile, median)."
     )
     return "\n".join([*lines, "", note, ""])
 
@@ -181,16 +189,21 @@ def host_table() -> str:
     return "\n".join([*lines, ""])
 
 
+def wanted_cases() -> Counter[str]:
+    """How many cases of each suite the study has."""
+    return Counter(case.shape.suite for case in suite_cases([STUDY_NAME]))
+
+
 def coverage(rows: list[Row]) -> str:
     """How much of the study the rows are, suite by suite where it is not all."""
-    wanted = Counter(case.shape.suite for case in suite_cases([STUDY_NAME]))
+    wanted = wanted_cases()
     measured = Counter(suite for suite, *_ in {row.case for row in rows})
     if measured == wanted:
-        return f"All {wanted.total()} cases of the study."
+        return f"All {wanted.total()} cases of the study are measured."
     parts = [f"{suite} {measured[suite]} of {count}" for suite, count in wanted.items() if measured[suite] < count]
     return (
-        f"{measured.total()} of the study's {wanted.total()} cases, in the order in which a budget is spent on them:"
-        f" all but {', '.join(parts)}."
+        f"{measured.total()} of the study's {wanted.total()} cases are measured so far, a sample of every suite. Not"
+        f" complete: {', '.join(parts)}."
     )
 
 
@@ -228,19 +241,21 @@ def short_table(rows: list[Row]) -> str:
         for alternative, way in columns
     ]
     lines = [f"| suite | cases | {' | '.join(titles)} | lost to the fastest |", "|---" * (len(columns) + 3) + "|"]
+    wanted = wanted_cases()
     for suite in dict.fromkeys(row.suite for row in rows):
         mine = [row for row in rows if row.suite == suite]
         found = [duels(mine, alternative, way) for alternative, way in columns]
         cells = [in_short([duel.speedup for duel in some]) for some in found]
         lost = sum(duel.verdict == "loss" for duel in found[2])
-        lines.append(f"| {suite} | {len(found[0])} | {' | '.join(cells)} | {lost} |")
+        lines.append(f"| {suite} | {len(found[0])} of {wanted[suite]} | {' | '.join(cells)} | {lost} |")
     return "\n".join([*lines, ""])
 
 
 def in_short(speedups: list[float]) -> str:
     """The least, the median and the greatest."""
-    ordered = sorted(speedups)
-    return " / ".join(times(ordered[place]) for place in (0, len(ordered) // 2, -1)) if ordered else ""
+    if not speedups:
+        return ""
+    return " / ".join(map(times, (min(speedups), statistics.median(speedups), max(speedups))))
 
 
 def losses(one: Versus) -> str:
@@ -265,23 +280,37 @@ def plots() -> dict[Path, Plot]:
 
 
 def readme_part(files: dict[Path, Plot]) -> str:
-    """What the README says of the records: the study in short, the older records, and plots."""
+    """What the README says of the records: the study in short, models, host time, and plots."""
     parts = []
     for folder in machines():
         rows = study_rows(folder)
         if rows:
+            parts += [in_words(rows), short_table(rows)]
             parts.append(
-                f"The study on {rows[0].device}, graph-cold, ours over the alternative: min / median / max."
-                f" {coverage(rows)}\n"
+                "Times are a GPU's alone, as in a CUDA graph, with operands from device memory; the cells are min / median"
+                " / max. The fastest alternative is the best of torch eager, `torch.compile` (default, max-autotune, of"
+                " bmm + sum) and the custom-op flow. Each alternative, losses by name, and what the suites are:"
+                f" [results/README.md](results/README.md) and [{REPORT_NAME}](results/{folder.name}/{REPORT_NAME}).\n"
             )
-            parts.append(short_table(rows))
-            parts.append(
-                "Against each alternative, losses by name: [results/README.md](results/README.md); all cases and plots:"
-                f" [{REPORT_NAME}](results/{folder.name}/{REPORT_NAME}), to be opened in a browser.\n"
-            )
-    parts += [older_table(), choices_table(), models_table(), host_table()]
+    parts += [models_table(), host_table()]
     images = [f"![{plot.title}]({path.relative_to(ROOT).as_posix()})\n" for path, plot in files.items()]
     return "\n".join([*parts, *images])
+
+
+def in_words(rows: list[Row]) -> str:
+    """The study in three sentences."""
+    against_torch, against_all = duels(rows, TORCH, AUTO), duels(rows, FASTEST, AUTO)
+    lost = [duel for duel in against_all if duel.verdict == "loss"]
+    where = ", ".join(dict.fromkeys(duel.ours.suite for duel in lost)) or "nowhere"
+    median = statistics.median(duel.speedup for duel in against_torch)
+    median_of_all = statistics.median(duel.speedup for duel in against_all)
+    return (
+        f"On {rows[0].device}, Decompose-K is {times(median)} as fast as torch.mm and {times(median_of_all)} as fast as"
+        f" the fastest alternative of each case (medians of {len(against_torch)} of the study's"
+        f" {wanted_cases().total()} cases; the others are not measured yet). It wins"
+        f" {sum(duel.verdict == 'win' for duel in against_all)}, ties"
+        f" {sum(duel.verdict == 'tie' for duel in against_all)} and loses {len(lost)} of them: {where}.\n"
+    )
 
 
 def results_part() -> str:
@@ -292,7 +321,8 @@ def results_part() -> str:
         if rows:
             table = study_table(versus(rows))
             parts.append(f"## The study on {rows[0].device}\n\n{coverage(rows)}\n\n{table}")
-    return "\n".join(parts) or "No run of the whole study is on record yet.\n"
+    parts = parts or ["No run of the whole study is on record yet.\n"]
+    return "\n".join([*parts, "## Tuned configs, and the choice of configs\n", older_table(), choices_table()])
 
 
 def replaced(text: str, part: str) -> str:

@@ -318,3 +318,12 @@ def test_shared_memory_of_views_of_unlike_element_size():
     assert not share_memory(storage[:4], halves[8:])
     assert share_memory(storage[3:5], halves[1::2])
     assert not share_memory(storage[::2], halves.view(8, 4)[:, 2:])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused():
+    nested = torch.nested.nested_tensor([torch.ones(8), torch.ones(7)])
+    with pytest.raises(TypeError, match="^a must be a dense .strided. tensor; got a nested tensor"):
+        dk.matmul(nested, B)
+    with pytest.raises(TypeError, match="^b must be a dense .strided. tensor; got a nested tensor"):
+        dk.matmul(A, nested)

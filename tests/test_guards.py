@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import itertools
 import weakref
 
+import numpy
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 import decompose_k as dk
 from decompose_k import api, calls, guards
-from decompose_k.calls import CALLS
+from decompose_k.arguments import LINEAR, MATMUL
+from decompose_k.calls import CALLS, settings_in
 from decompose_k.config import Config
-from decompose_k.execute import default_precision
+from decompose_k.execute import Shortcuts, default_precision
 from decompose_k.guards import guard
 from decompose_k.plan import forget_choices
 
 BF16 = torch.bfloat16
 MM = Config("mm")
+# What a call has beside its tensors, by name and as it is by default.
+DEFAULTS = (1.0, 1.0, None, None, None, False, False, None, "auto", None)
+NAMES = (
+    *("alpha", "beta", "activation", "out_dtype", "precision"),
+    *("batch_invariant", "static_b", "split_k", "backend", "config"),
+)
 
-pytestmark = pytest.mark.skipif(guards._guards is None, reason="this torch has no such guards")
+
+def product(a, b, bias, m):
+    return a @ b
+
+
+def torch_has_guards():
+    a, b = torch.ones(1, 1), torch.ones(1, 1)
+    return guard(product, a, b, None, 1, (1, 1), by_address=False, settings=(None, None)) is not None
+
+
+needs_guards = pytest.mark.skipif(not torch_has_guards(), reason="this torch has no such guards")
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +73,32 @@ def warm(*arguments, call=dk.matmul, **options):
     return result
 
 
+def warm_blindly(*arguments, bias=None, call=dk.matmul, by_address=False, **options):
+    """Have like calls served by a shortcut that nothing but the guards watches over, and that gives NaN.
+
+    On a CPU the real ones are torch's own functions, which see modes, transforms and gradients by themselves.
+    """
+    a, b = arguments
+    names = LINEAR if call is dk.linear else MATMUL
+    values = [options.get(name, default) for name, default in zip(NAMES, DEFAULTS, strict=True)]
+
+    def blind(a, b, bias, m):
+        return torch.full((m, b.shape[0] if names is LINEAR else b.shape[1]), float("nan"))
+
+    key = calls.call_key(a, b, bias, *values, names)
+    assert key is not None
+    CALLS.keeper(key)(Shortcuts(blind, blind, by_address))
+    for _ in range(2):
+        assert call(a, b, bias=bias, **options).isnan().all()
+    assert len(CALLS._guarded) == 1
+
+
 def by_the_long_way(*arguments, call=dk.matmul, **options):
     CALLS.cache_clear()
     return call(*arguments, **options)
 
 
+@needs_guards
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_a_third_like_call_needs_no_key_and_has_the_bits_of_the_first(dtype, activation, keys):
@@ -70,6 +110,7 @@ def test_a_third_like_call_needs_no_key_and_has_the_bits_of_the_first(dtype, act
     assert keys == []
 
 
+@needs_guards
 @pytest.mark.parametrize("shape", [(6, 64), (2, 3, 64), (2, 1, 3, 64)], ids=str)
 def test_a_third_like_linear_needs_no_key_and_has_the_shape_of_the_first(shape, keys):
     x, weight = torch.randn(shape), torch.randn(24, 64)
@@ -82,6 +123,7 @@ def test_a_third_like_linear_needs_no_key_and_has_the_shape_of_the_first(shape, 
     assert again.shape == (*shape[:-1], 24)
 
 
+@needs_guards
 def test_other_data_at_another_place_is_read(keys):
     a, b = operands()
     warm(a, b)
@@ -94,8 +136,6 @@ def test_other_data_at_another_place_is_read(keys):
 A, B = operands()
 HALF = operands(dtype=BF16)
 OTHER_OPERANDS = {
-    "fewer_rows": (A[:5], B),
-    "more_rows": operands(m=7),
     "other_n": operands(n=25),
     "other_k": operands(k=80),
     "other_dtype": HALF,
@@ -122,23 +162,33 @@ OTHER_OPTIONS = {
 }
 
 
+@pytest.mark.parametrize("m", [1, 5, 7, 8, 9, 64])
+def test_other_numbers_of_rows_have_the_bits_of_the_long_way(m):
+    a, b = operands(m=m)
+    expected = by_the_long_way(a, b)
+    CALLS.cache_clear()
+    warm(*operands())
+    assert all(torch.equal(dk.matmul(a, b), expected) for _ in range(3))
+
+
+@needs_guards
 @pytest.mark.parametrize("pair", OTHER_OPERANDS.values(), ids=OTHER_OPERANDS)
 def test_other_operands_give_what_they_give_by_the_long_way(pair):
     expected = by_the_long_way(*pair)
     CALLS.cache_clear()
-    warm(A, B)
+    warm_blindly(A, B, by_address=True)
     for _ in range(3):
         result = dk.matmul(*pair)
         assert result.requires_grad == expected.requires_grad
         assert torch.equal(result, expected)
-    torch.testing.assert_close(dk.matmul(A, B), A @ B)
 
 
+@needs_guards
 @pytest.mark.parametrize("options", OTHER_OPTIONS.values(), ids=OTHER_OPTIONS)
 def test_other_options_give_what_they_give_by_the_long_way(options):
     expected = by_the_long_way(A, B, **options)
     CALLS.cache_clear()
-    warm(A, B)
+    warm_blindly(A, B)
     for _ in range(3):
         result = dk.matmul(A, B, **options)
         assert result.dtype == expected.dtype
@@ -156,29 +206,45 @@ BIASES = {
 }
 
 
+@needs_guards
+@pytest.mark.parametrize("options", OTHER_OPTIONS.values(), ids=OTHER_OPTIONS)
+def test_plain_calls_are_not_taken_for_those_with_options(options):
+    warm_blindly(A, B, **options)
+    torch.testing.assert_close(dk.matmul(A, B), A @ B)
+
+
+@needs_guards
 @pytest.mark.parametrize("other", BIASES.values(), ids=[f"then_{name}" for name in BIASES])
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
 def test_every_kind_of_bias_is_told_from_every_other(bias, other):
     expected = by_the_long_way(A, B, bias=other)
     CALLS.cache_clear()
-    warm(A, B, bias=bias)
+    if bias is other:
+        warm(A, B, bias=bias)
+    else:
+        warm_blindly(A, B, bias=bias)
     assert all(torch.equal(dk.matmul(A, B, bias=other), expected) for _ in range(3))
 
 
-@pytest.mark.parametrize("weight", [B, torch.nn.Parameter(B)], ids=["tensor", "parameter"])
-def test_gradients_are_recorded_after_calls_that_recorded_none(weight):
-    weight = weight.detach().clone().requires_grad_() if weight.requires_grad else weight
-    for silent in (torch.no_grad, torch.inference_mode):
-        with silent():
-            assert not warm(A, weight).requires_grad
-    assert dk.matmul(A, weight).requires_grad == weight.requires_grad
-    assert dk.matmul(A.clone().requires_grad_(), weight).requires_grad
-    bias = torch.zeros(24, requires_grad=True)
-    with torch.no_grad():
-        warm(A, B, bias=bias)
-    assert dk.matmul(A, B, bias=bias).requires_grad
+@needs_guards
+@pytest.mark.parametrize("silent", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["a", "b", "bias"])
+def test_gradients_are_recorded_after_calls_that_recorded_none(silent, place):
+    tensors = [A.clone(), B.clone(), torch.zeros(24)]
+    tensors[place].requires_grad_()
+    a, b, bias = tensors
+    with silent():
+        warm_blindly(a, b, bias=bias)
+    result = dk.matmul(a, b, bias=bias)
+    assert result.requires_grad
+    torch.testing.assert_close(result, a @ b + bias)
+    plain = [tensor.detach() for tensor in tensors]
+    CALLS.cache_clear()
+    warm_blindly(*plain[:2], bias=plain[2])
+    assert dk.matmul(a, b, bias=bias).requires_grad
 
 
+@needs_guards
 def test_a_parameter_without_recording_needs_no_key(keys):
     weight = torch.nn.Parameter(B.clone())
     with torch.no_grad():
@@ -188,51 +254,106 @@ def test_a_parameter_without_recording_needs_no_key(keys):
     assert keys == []
 
 
+@needs_guards
 def test_a_tangent_is_seen():
-    warm(A, B)
+    warm_blindly(A, B)
     with forward_ad.dual_level():
         result = dk.matmul(forward_ad.make_dual(A, torch.ones_like(A)), B)
         torch.testing.assert_close(forward_ad.unpack_dual(result).tangent, torch.ones_like(A) @ B)
 
 
+@needs_guards
 def test_transforms_are_seen():
-    warm(A, B)
+    warm_blindly(A, B)
     batch = torch.randn(3, 6, 64)
     torch.testing.assert_close(torch.vmap(dk.matmul, (0, None))(batch, B), batch @ B)
     gradient = torch.func.grad(lambda a: dk.matmul(a, B).sum())(A)
     torch.testing.assert_close(gradient, torch.ones(6, 24) @ B.T)
 
 
+@needs_guards
 def test_autocast_is_seen():
-    warm(A, B)
+    warm_blindly(A, B)
     with torch.autocast("cpu", dtype=BF16):
-        assert dk.matmul(A, B).dtype == BF16
-    assert dk.matmul(A, B).dtype == torch.float32
+        result = dk.matmul(A, B)
+        assert result.dtype == BF16
+        assert not result.isnan().any()
+        with torch.autocast("cpu", enabled=False):
+            assert dk.matmul(A, B).isnan().all()
 
 
-def test_dispatch_modes_are_seen():
-    class Listen(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            heard.append(function)
-            return function(*arguments, **(keywords or {}))
+class Listen(TorchDispatchMode):
+    """A mode that notes each operation, of the kind that compilers and their guards look through."""
 
-    heard = []
-    warm(A, B)
-    with Listen():
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.heard.append(str(function))
+        return function(*arguments, **(keywords or {}))
+
+
+class ListenAsOthers(Listen):
+    @classmethod
+    def ignore_compile_internals(cls):
+        return False
+
+
+@contextlib.contextmanager
+def pushed(mode):
+    """A mode as torch's own code may enter it, past `__enter__`."""
+    _push_mode(mode)
+    try:
+        yield mode
+    finally:
+        _pop_mode()
+
+
+MODES = {
+    "ordinary": ListenAsOthers,
+    "that_compilers_look_through": Listen,
+    "pushed": lambda: pushed(ListenAsOthers()),
+}
+
+
+@needs_guards
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_dispatch_modes_are_seen(mode):
+    warm_blindly(A, B)
+    with mode() as listening:
         dk.matmul(A, B)
-    assert heard
+    assert "decompose_k.matmul.default" in listening.heard
 
 
+@needs_guards
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_a_traced_graph_has_the_operator_and_no_constant(pre_dispatch, is_warm):
+    if is_warm:
+        warm_blindly(A, B)
+    graph = make_fx(lambda a, b: dk.matmul(a, b), pre_dispatch=pre_dispatch)(A, B)
+    assert "decompose_k.matmul.default" in [str(node.target) for node in graph.graph.nodes]
+    other = torch.randn_like(A)
+    torch.testing.assert_close(graph(other, B), other @ B)
+
+
+@needs_guards
 def test_recordings_are_seen():
-    warm(A, B)
+    warm_blindly(A, B)
     with dk.record() as problems:
         dk.matmul(A, B)
     assert len(problems) == 1
 
 
+@needs_guards
 @pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_tracers_are_seen():
-    warm(A, B)
+    warm_blindly(A, B)
     other = torch.randn_like(A)
     traced = torch.jit.trace(lambda a: dk.matmul(a, B), (A,), check_trace=False)
     torch.testing.assert_close(traced(other), other @ B)
@@ -247,6 +368,8 @@ def test_tracers_are_seen():
         ({}, {"batch_invariant": 0}),
         ({"static_b": True}, {"static_b": 1}),
         ({"split_k": 1}, {"split_k": True}),
+        ({"split_k": 4}, {"split_k": 4.0}),
+        ({"config": MM}, {"split_k": 1.0}),
     ],
     ids=str,
 )
@@ -256,7 +379,31 @@ def test_what_equals_an_argument_does_not_pass_for_it(right, wrong):
         dk.matmul(A, B, **wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"activation": ["relu"]}, {"bias": 3}, {"precision": "no"}], ids=str)
+EQUALS = {
+    "alpha": (0, 1.0, (1, True)),
+    "beta": (1, 0.0, (0, False)),
+    "batch_invariant": (5, True, (1, 1.0)),
+    "static_b": (6, False, (0, 0.0)),
+    "split_k": (7, 4, (4.0, 4 + 0j, numpy.int64(4))),
+    "split_k_of_one": (7, 1, (True, 1.0)),
+}
+
+
+@pytest.mark.parametrize(("place", "right", "wrong"), EQUALS.values(), ids=EQUALS)
+def test_a_guarded_call_is_not_taken_for_what_equals_its_arguments(place, right, wrong):
+    made = calls.Calls()
+    arguments = [*DEFAULTS, MATMUL]
+    arguments[place] = right
+    made._guarded[A.shape, B.shape, A.dtype, True, tuple(arguments)] = lambda a, b, bias: a @ b
+    assert made.by_guards(A, B, None, tuple(arguments)) is not None
+    for value in wrong:
+        arguments[place] = value
+        assert made.by_guards(A, B, None, tuple(arguments)) is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"activation": ["relu"]}, {"bias": 3}, {"precision": "no"}, {"precision": "highest"}], ids=str
+)
 def test_wrong_arguments_are_refused_as_ever(wrong):
     warm(A, B)
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
@@ -278,13 +425,79 @@ def test_the_setting_of_products_is_seen(keys):
     assert len(keys) == 1
 
 
-@pytest.mark.parametrize("dtypes", itertools.product([BF16, torch.float32], repeat=2), ids=str)
-def test_on_a_gpu_the_setting_counts_for_fp32_operands(dtypes, monkeypatch):
-    a, b = (torch.ones(4, 4, dtype=dtype) for dtype in dtypes)
-    monkeypatch.setattr(torch.Tensor, "device", property(lambda _: torch.device("cuda")))
-    assert guards._settings_of(a, b) is (default_precision if torch.float32 in dtypes else None)
+@needs_guards
+@pytest.mark.parametrize("owner", ["cuda", "mkldnn"])
+def test_what_was_planned_under_a_setting_is_not_run_under_another(owner, monkeypatch):
+    """Also where the setting changes while the shortcut runs that a guard is then made for."""
+    setting = getattr(torch.backends, owner).matmul
+    before = setting.fp32_precision
+    warm(A, B)
+    CALLS._guarded.clear()
+    (entry,) = CALLS._shortcuts.values()
+    shortcut, by_address = entry
+
+    def changing(*arguments):
+        setting.fp32_precision = "tf32"
+        return shortcut(*arguments)
+
+    for key in CALLS._shortcuts:
+        monkeypatch.setitem(CALLS._shortcuts, key, (changing, by_address))
+    try:
+        dk.matmul(A, B)
+        assert setting.fp32_precision == "tf32"
+        (guarded,) = CALLS._guarded.values()
+        assert guarded(A, B, None) is None
+        setting.fp32_precision = before
+        assert torch.equal(guarded(A, B, None), A @ B)
+    finally:
+        setting.fp32_precision = before
 
 
+def test_halves_do_not_depend_on_the_setting_of_cuda():
+    assert settings_in(calls.call_key(*HALF, None, *DEFAULTS, MATMUL))[0] is None
+    assert settings_in(calls.call_key(A, B, None, *DEFAULTS, MATMUL))[0] == default_precision()
+
+
+@needs_guards
+def test_a_choice_that_is_forgotten_meanwhile_has_no_guard(monkeypatch):
+    warm(A, B)
+    CALLS._guarded.clear()
+    ((key, (shortcut, by_address)),) = CALLS._shortcuts.items()
+
+    def forgetting(*arguments):
+        forget_choices()
+        return shortcut(*arguments)
+
+    monkeypatch.setitem(CALLS._shortcuts, key, (forgetting, by_address))
+    torch.testing.assert_close(dk.matmul(A, B), A @ B)
+    assert CALLS._guarded == {}
+
+
+def test_operands_that_take_turns_go_by_key_in_the_end(keys):
+    columns = B.T.contiguous().T
+    for _ in range(2 * calls.MOST_GUARDS):
+        warm(A, B)
+        warm(A, columns)
+    keys.clear()
+    made = CALLS._made.total()
+    for _ in range(5):
+        dk.matmul(A, B)
+        dk.matmul(A, columns)
+    assert CALLS._made.total() == made
+    assert len(keys) >= 5
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
+def test_a_batch_with_odd_strides_of_single_rows_has_the_bits_of_the_first_call(dtype):
+    weight = torch.randn(64, 1024).to(dtype)
+    whole = torch.randn(3, 34, 1024).to(dtype)
+    for x in (whole[1:2, :17], whole[1:2, -1:], whole[:1, :1], whole[1:2, None, :17]):
+        assert x.is_contiguous()
+        first = by_the_long_way(x, weight, call=dk.linear)
+        assert all(torch.equal(dk.linear(x, weight), first) for _ in range(3))
+
+
+@needs_guards
 def test_forgetting_forgets():
     warm(A, B)
     forget_choices()
@@ -300,6 +513,7 @@ def test_nothing_is_held_in_memory():
     assert [reference() for reference in held] == [None, None]
 
 
+@needs_guards
 def test_the_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(calls, "MOST_CALLS", 3)
     for m in range(1, 9):
@@ -315,14 +529,12 @@ def test_without_such_guards_every_call_goes_by_its_key(guards_of_torch, monkeyp
     assert CALLS._guarded == {}
 
 
-def product(a, b, bias, m):
-    return a @ b
-
-
 def guarded_by_address(a, b, bias=None):
-    return guard(product, a, b, bias, a.shape[0], (a.shape[0], b.shape[1]), by_address=True)
+    shape, settings = (a.shape[0], b.shape[1]), (None, None)
+    return guard(product, a, b, bias, a.shape[0], shape, by_address=True, settings=settings)
 
 
+@needs_guards
 def test_a_shortcut_by_address_wants_aligned_memory():
     call = guarded_by_address(A, B)
     unaligned_a, b = OTHER_OPERANDS["unaligned"]

@@ -106,7 +106,7 @@ def test_a_verdict_needs_more_than_the_noise(torch_us, ours_us, spread, verdict)
     assert [duel.verdict for duel in duels([theirs, ours])] == [verdict]
 
 
-def test_the_fastest_of_ours_is_compared_and_a_repeated_case_counts_once():
+def test_what_callers_get_is_compared_and_a_repeated_case_counts_once():
     rows = [
         row(10),
         row(1, variant="static", ours=True, static_b=True),
@@ -114,11 +114,19 @@ def test_the_fastest_of_ours_is_compared_and_a_repeated_case_counts_once():
         row(4, variant="split", ours=True),
         row(6, variant="torch-cast"),
         row(5, variant="split", ours=True),
+        row(9, variant="auto", ours=True),
     ]
     (duel,) = duels(rows)
-    assert (duel.ours.variant, duel.ours.p50_us, duel.speedup) == ("split", 5, 2)
-    assert duels(rows, ours="auto")[0].speedup == 10 / 8
-    assert duels(rows, "torch-cast")[0].speedup == 6 / 5
+    assert (duel.ours.variant, duel.ours.p50_us, duel.speedup) == ("auto", 9, 10 / 9)
+    assert duels(rows, ours="split")[0].speedup == 10 / 5
+    assert duels(rows, "torch-cast")[0].speedup == 6 / 9
+
+
+def test_without_auto_the_fastest_of_ours_is_compared():
+    rows = [row(10), row(1, variant="static", ours=True, static_b=True), row(4, variant="generation-3", ours=True)]
+    (duel,) = duels([*rows, row(5, variant="split", ours=True)])
+    assert (duel.ours.variant, duel.speedup) == ("generation-3", 2.5)
+    assert duels(rows, ours="auto") == []
 
 
 def test_cases_that_differ_in_anything_are_apart():

@@ -86,11 +86,12 @@ def test_a_reader_is_told_when_to_use_it_and_when_not(page):
     text = " ".join(page.split())
     for said in (
         "When to use it, and when not",
-        "seed (bf16): use Decompose-K at M = 16 (median 2.00×); stay with torch at M = 64 (median 0.40×).",
+        "seed (bf16): use Decompose-K at M = 16 (3 cases, 2.00× to 2.00×, median 2.00×);"
+        " stay with torch at M = 64 (3 cases, 0.40× to 0.40×, median 0.40×).",
         "use Decompose-K at M = 1, 64",
         "stay with torch at M = 256",
-        "crossover, K = 512: cutting K wins nowhere in the sweep.",
-        "crossover, K = 8192: cutting K wins 3 of 4, up to M × N = 16 × 1024; the smallest output where it does not is"
-        " 1024 × 1024 (0.33×).",
+        "crossover, K = 512: it wins at none of 4 sizes.",
+        "crossover, K = 8192: it wins at 3 of 4 sizes, up to M × N = 16 × 1024; the smallest output where it does not"
+        " is 1024 × 1024 (0.33×).",
     ):
         assert said in text

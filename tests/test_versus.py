@@ -92,8 +92,8 @@ def test_guidance_goes_by_the_fastest_alternative():
     rows = [*case(m=1), *case(m=64, compiled=4.0), *case(m=256, compiled=5.0)]
     (sentence,) = guidance(rows)
     assert sentence == (
-        "seed (bf16): use Decompose-K at M = 1 (median 2.00×); no difference at M = 256 (median 1.00×);"
-        " stay with torch at M = 64 (median 0.80×)."
+        "seed (bf16): use Decompose-K at M = 1 (one case, 2.00×); no difference at M = 256 (one case, 1.00×);"
+        " stay with torch at M = 64 (one case, 0.80×)."
     )
 
 

@@ -90,11 +90,11 @@ def matmul(
             config,
             MATMUL,
         )
-        result = CALLS.again(a, b, bias, arguments)
+        result = CALLS.by_guards(a, b, bias, arguments)
         if result is not None:
             return result
         key = call_key(a, b, bias, *arguments)
-        result = None if key is None else CALLS.like(key, a, b, bias, arguments)
+        result = None if key is None else CALLS.by_key(key, a, b, bias, arguments)
         if result is not None:
             return result
     check_operands(a, b, MATMUL, b_rows=0, least_rank=2)
@@ -163,11 +163,11 @@ def linear(
             config,
             LINEAR,
         )
-        result = CALLS.again(x, weight, bias, arguments)
+        result = CALLS.by_guards(x, weight, bias, arguments)
         if result is not None:
             return result
         key = call_key(x, weight, bias, *arguments)
-        result = None if key is None else CALLS.like(key, x, weight, bias, arguments)
+        result = None if key is None else CALLS.by_key(key, x, weight, bias, arguments)
         if result is not None:
             return result
     check_operands(x, weight, LINEAR, b_rows=1, least_rank=1)

@@ -89,8 +89,9 @@ def check_tensor(name: str, tensor: Any) -> None:
     """A dense tensor of a supported dtype."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(tensor).__name__}")
-    if tensor.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense (strided) tensor; got layout {tensor.layout}")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise TypeError(f"{name} must be a dense (strided) tensor; got {kind}")
     if tensor.dtype not in _SUPPORTED:
         raise TypeError(f"{name} must have one of the dtypes {_names(SUPPORTED)}; got {tensor.dtype}")
 

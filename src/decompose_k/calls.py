@@ -8,6 +8,7 @@ gradient recorded, no tracing, transform, autocast or dispatch mode.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # A serving process meets some tens of keys for each weight; beyond this the memory starts anew.
 MOST_CALLS = 8192
+# Of operands of one shape; that many kinds may alternate before their calls go by key. To make one takes 3 us.
+MOST_GUARDS = 8
 
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _forward_ad: Any = forward_ad
@@ -34,6 +37,8 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 # One question instead of one for each kind of device.
 _has_autocast: Callable[[], bool] = getattr(
     torch._C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
@@ -45,42 +50,44 @@ Arguments = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Names]
 
 
 class Calls:
-    """What first calls led to, bounded: `like` has the result of a call by its key, `again` by its sizes and guards."""
+    """What first calls led to, bounded: further calls get their results by a key of everything, or by guards."""
 
     def __init__(self) -> None:
         self._shortcuts: dict[Key, tuple[Shortcut, bool]] = {}
         self._guarded: dict[Key, Guarded] = {}
+        self._made: Counter[Key] = Counter()
         self._generation = 0
 
     def __len__(self) -> int:
         return len(self._shortcuts)
 
-    def again(self, a: Any, b: Any, bias: Any, options: Arguments) -> torch.Tensor | None:
-        """The result of a call alike in everything, but the data, to one that `like` served; None where it is not."""
-        # What the guards of tensors do not see.
-        if _is_compiling() or RECORDINGS.active != () or _forward_ad._current_level >= 0:
+    def by_guards(self, a: Any, b: Any, bias: Any, arguments: Arguments) -> torch.Tensor | None:
+        """The result of a call alike in all but the data to one that went by key; None where guards say it is not."""
+        # What the guards of tensors do not see, of modes most.
+        if _is_compiling() or RECORDINGS.active != () or _dispatch_modes() > 0 or _forward_ad._current_level >= 0:
             return None
         try:
-            guarded = self._guarded.get((a.shape, b.shape, bias is None, options))
-        except (AttributeError, TypeError):
-            # No tensors, or an argument that cannot be hashed.
+            guarded = self._guarded.get((a.shape, b.shape, a.dtype, bias is None, arguments))
+        except (AttributeError, TypeError, RuntimeError):
+            # No tensors, or nested ones, or an argument that cannot be hashed.
             return None
         if guarded is None:
             return None
-        alpha, beta, _, _, _, batch_invariant, static_b, split_k, _, _, _ = options
-        # True may not pass for 1, nor the reverse: equal keys do not tell.
+        alpha, beta, _, _, _, batch_invariant, static_b, split_k, _, _, _ = arguments
+        # Neither True may pass for 1, nor 4.0 for 4: equal keys do not tell.
         if (
             alpha.__class__ is float
             and beta.__class__ is float
             and (batch_invariant is False or batch_invariant is True)
             and (static_b is False or static_b is True)
-            and split_k is not True
+            and (split_k is None or split_k.__class__ is int)
         ):
             return guarded(a, b, bias)
         return None
 
-    def like(self, key: Key, a: Any, b: Any, bias: Any, options: Arguments) -> torch.Tensor | None:
-        """The result of a call whose key is one that was kept; None where it is not, or not at the moment."""
+    def by_key(self, key: Key, a: Any, b: Any, bias: Any, arguments: Arguments) -> torch.Tensor | None:
+        """The result of a call with a key that was kept; None without one, or where it cannot be had at the moment."""
+        generation = self._generation
         found = self.find(key)
         if found is None:
             return None
@@ -91,12 +98,21 @@ class Calls:
         if result is None:
             return None
         shape = (*a.shape[:-1], b.shape[0] if is_linear else b.shape[1])
-        guarded = guard(shortcut, a, b, bias, m, shape, by_address=by_address)
-        if guarded is not None:
-            if len(self._guarded) >= MOST_CALLS:
-                self._guarded.clear()
-            self._guarded[a.shape, b.shape, bias is None, options] = guarded
+        brief = (a.shape, b.shape, a.dtype, bias is None, arguments)
+        # Operands of one shape that differ otherwise take turns here, and to make a guard takes as long as a key.
+        if self._made[brief] < MOST_GUARDS:
+            guarded = guard(shortcut, a, b, bias, m, shape, by_address=by_address, settings=settings_in(key))
+            # The choice may have been forgotten meanwhile, by another thread.
+            if guarded is not None and generation == self._generation:
+                self._keep(brief, guarded)
         return result if result.dim() == len(shape) else result.view(shape)
+
+    def _keep(self, brief: Key, guarded: Guarded) -> None:
+        if len(self._guarded) >= MOST_CALLS:
+            self._guarded.clear()
+            self._made.clear()
+        self._guarded[brief] = guarded
+        self._made[brief] += 1
 
     def find(self, key: Key) -> tuple[Shortcut, bool] | None:
         """The shortcut of a like call, and whether it goes by address, if there was one."""
@@ -125,6 +141,7 @@ class Calls:
         self._generation += 1
         self._shortcuts.clear()
         self._guarded.clear()
+        self._made.clear()
 
 
 CALLS = forgettable(Calls())
@@ -166,6 +183,7 @@ def call_key(  # noqa: C901
         or _transforms() is not None
         or RECORDINGS.active != ()
         or _dispatch_modes() > 0
+        or _is_included(_PRE_DISPATCH)
         or _forward_ad._current_level >= 0
         or _is_tracing() is not None
         or _has_autocast()
@@ -184,8 +202,9 @@ def call_key(  # noqa: C901
     try:
         a_address, b_address = a.data_ptr(), b.data_ptr()
         bias_address = 16 if bias is None else bias.data_ptr()
+        a_shape, b_shape = a.shape, b.shape
     except RuntimeError:
-        # torch.autograd.grad(..., is_grads_batched=True) sends tensors without storage.
+        # torch.autograd.grad(..., is_grads_batched=True) sends tensors without storage, and nested ones have no shape.
         return None
     if alpha == 0.0:
         # Its sign counts, and equal keys do not tell.
@@ -195,10 +214,10 @@ def call_key(  # noqa: C901
     if b.get_device() != index or a.is_neg() or b.is_neg():
         return None
     if a.dim() == 2:
-        m, k = a.shape
+        m, k = a_shape
         a_strides = a.stride()
     elif names is LINEAR and a.dim() > 2 and a.is_contiguous():
-        k = a.shape[-1]
+        k = a_shape[-1]
         m, a_strides = a.numel() // k, (k, 1)
     else:
         return None
@@ -210,11 +229,12 @@ def call_key(  # noqa: C901
         if _is_grad_enabled() and bias.requires_grad:
             return None
         # Rows of its own tie a bias to the exact shape.
-        addend = (bias.dtype, bias.shape, bias.stride(), None if bias.dim() < 2 else a.shape)
+        addend = (bias.dtype, bias.shape, bias.stride(), None if bias.dim() < 2 else a_shape)
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return None
+    cuda_setting = None
     if precision is None and (a_dtype is torch.float32 or b_dtype is torch.float32):
-        precision = default_precision()
+        cuda_setting = default_precision()
     return (
         names,
         index,
@@ -223,7 +243,7 @@ def call_key(  # noqa: C901
         None if a_strides[1] == 1 else m % 16 == 0,
         k,
         a_strides,
-        b.shape,
+        b_shape,
         b.stride(),
         a_dtype,
         b_dtype,
@@ -233,11 +253,18 @@ def call_key(  # noqa: C901
         activation,
         out_dtype,
         precision,
-        cpu_setting,
         batch_invariant,
         static_b,
         split_k,
         split_k.__class__,
         backend,
         config,
+        cuda_setting,
+        cpu_setting,
     )
+
+
+def settings_in(key: Key) -> tuple[str | None, str | None]:
+    """Torch's settings of fp32 products that a key was made under, for CUDA and for CPUs; None where one has no say."""
+    cuda_setting, cpu_setting = key[-2:]
+    return cuda_setting, cpu_setting

@@ -68,11 +68,18 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def has_dispatch_mode() -> bool:
+    """Whether a mode sees every operation: those before autograd and the like have a stack of their own."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._dispatch_tls_is_dispatch_key_included(
+        torch._C.DispatchKey.PreDispatch
+    )
+
+
 def needs_operator(*tensors: torch.Tensor | None) -> bool:
     """Whether a call must cross the operator boundary, because something other than the engine has to see it."""
     if torch.compiler.is_compiling():
         return True
-    if is_transformed() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+    if is_transformed() or has_dispatch_mode() or torch._C._get_tracing_state() is not None:
         return True
     return any(tensor is not None and (type(tensor) not in PLAIN_TYPES or tensor.is_meta) for tensor in tensors)
 

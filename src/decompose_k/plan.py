@@ -126,9 +126,12 @@ def choose(problem: Problem, device: Device, backend: str, split_k: int | None) 
             others = tuple(other for other in (untuned.config, *untuned.alternatives) if other != config)
             return Plan(problem, device, config, _remembered_reason(remembered, problem), others, remembered.origin)
     if problem.static_b and untuned.config.launch != "static_b":
-        # What nothing was measured of, and the promise would not be used for: as good as without it.
+        # Nothing was measured with the promise, and it would not be used: what was measured without it is better.
         without = choose(replace(problem, static_b=False), device, backend, split_k)
-        return replace(without, problem=problem)
+        if without.origin in (cache.TUNED, cache.SHIPPED):
+            others = tuple(one for one in (untuned.config, *untuned.alternatives) if one != without.config)
+            reason = f"{without.reason} (without the promise of a static weight)"
+            return Plan(problem, device, without.config, reason, others, without.origin)
     return untuned
 
 

@@ -30,7 +30,7 @@ CUDA_CHUNK = 128
 CUDA_CHUNK_FP32 = 32
 # The same of a CPU's batched products with few rows: of fp64, [2, 5760] @ [5760, 128] and MKL with AVX-512, chunks of
 # 2880, 1440 and 360 make 2.9, 2.1 and 1.04 times torch's error. With more rows the length makes no such difference.
-CPU_EXACT_CHUNK = 384
+CPU_CHUNK_FP64 = 384
 FEW_ROWS = 8
 # A large output fills a GPU by itself, and torch.mm then has one accumulator too; its partials would take gigabytes.
 LARGE_OUTPUT = 1 << 17
@@ -134,7 +134,7 @@ def torch_shortcuts(
     if not a.is_cuda and not _is_one_call_on_a_cpu(a, b, bias, out_dtype, alpha):
         return None
     if bias is None and a.dtype == b.dtype == out_dtype and alpha == 1:
-        products: Any = (lambda a, b, _bias, _m: torch.mm(a, b), lambda x, weight, _bias, _m: F.linear(x, weight))
+        products: Any = (lambda a, b, _bias, _m: torch.mm(a, b), _linear_of_rows)
     elif not a.is_cuda:
         products = (
             lambda a, b, _bias, _m: torch.mm(a.float(), b.float()),
@@ -156,9 +156,16 @@ def torch_shortcuts(
     return (for_matmul, for_linear) if activation is None else (_then_relu(for_matmul), _then_relu(for_linear))
 
 
+def _linear_of_rows(x: torch.Tensor, weight: torch.Tensor, _bias: torch.Tensor | None, m: int) -> torch.Tensor:
+    if x.dim() == 2:
+        return F.linear(x, weight)
+    # Of more dimensions torch makes a batched product where a stride of a single row is odd, with other bits.
+    return torch.mm(x.view(m, -1), weight.t())
+
+
 def _linear_with_columns(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, m: int) -> torch.Tensor:
     if x.dim() == 2:
-        # The same addmm; a transpose in Python would cost the host a few microseconds more.
+        # The same addmm, with the transpose in C++.
         return F.linear(x, weight, bias)
     return _linear_with_bias(x, weight, bias, m)
 
@@ -256,8 +263,8 @@ def _product(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     chunk = -(-k // (config.split_k if config.kernel == "bmm_sum" else 1))
     if a.is_cuda and m * n < LARGE_OUTPUT:
         chunk = min(chunk, CUDA_CHUNK_FP32 if wide == torch.float32 and not in_halves else CUDA_CHUNK)
-    elif not a.is_cuda and min(m, n) <= FEW_ROWS and a.dtype == b.dtype == wide:
-        chunk = min(chunk, CPU_EXACT_CHUNK)
+    elif not a.is_cuda and m * n < LARGE_OUTPUT and min(m, n) <= FEW_ROWS and a.dtype == b.dtype == torch.float64:
+        chunk = min(chunk, CPU_CHUNK_FP64)
     whole = k // chunk
     body = whole * chunk
     count = whole + (body < k)

@@ -70,7 +70,7 @@ DESCRIPTIONS = {
     "wgrad": "the gradient of a router's weight",
     "gram": "X^T X, a covariance: M = N columns, K rows of data in the millions",
     DTYPES: "three sizes in every kind of operand and result dtypes",
-    CROSSOVER: "M, N and K swept, to find where cutting K stops to pay",
+    CROSSOVER: "M, N and K swept, to find where Decompose-K stops to pay",
 }
 
 _GRID_VARIANTS = (*BASELINES, *OURS, *FLOORS)
@@ -125,7 +125,7 @@ def _distinct(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 
 def part_of(cases: Sequence[Case], index: int, count: int) -> tuple[Case, ...]:
-    """The `index`-th of `count` parts, from 1, in the order that they had: every suite is shared out evenly.
+    """The `index`-th of `count` parts, from 1 to `count`, in the order that they had: every suite is shared out evenly.
 
     >>> [part_of(dtype_cases()[:5], index, 2) == dtype_cases()[:5][index - 1 :: 2] for index in (1, 2)]
     [True, True]

@@ -138,21 +138,28 @@ def _by_rows(tally: Tally) -> str:
     for verdict, said in (("win", "use Decompose-K"), ("tie", "no difference"), ("loss", "stay with torch")):
         chosen = [m for m in rows_of_a if verdicts[m] == verdict]
         if chosen:
-            median = statistics.median(duel.speedup for duel in tally.duels if duel.ours.m in chosen)
-            parts.append(f"{said} at M = {', '.join(map(str, chosen))} (median {times(median)})")
+            ratios = sorted(duel.speedup for duel in tally.duels if duel.ours.m in chosen)
+            parts.append(f"{said} at M = {', '.join(map(str, chosen))} ({_in_short(ratios)})")
     return f"{name}: {'; '.join(parts)}."
+
+
+def _in_short(ratios: Sequence[float]) -> str:
+    if len(ratios) == 1:
+        return f"one case, {times(ratios[0])}"
+    median = statistics.median(ratios)
+    return f"{len(ratios)} cases, {times(ratios[0])} to {times(ratios[-1])}, median {times(median)}"
 
 
 def _by_outputs(k: int, members: Sequence[Duel]) -> str:
     won = [duel for duel in members if duel.verdict == "win"]
     name = f"crossover, K = {k}"
     if not won:
-        return f"{name}: cutting K wins nowhere in the sweep."
+        return f"{name}: it wins at none of {len(members)} sizes."
     others = [duel for duel in members if duel.verdict != "win"]
     most = max(won, key=_outputs)
-    text = f"{name}: cutting K wins {len(won)} of {len(members)}, up to M × N = {most.ours.m} × {most.ours.n}"
+    text = f"{name}: it wins at {len(won)} of {len(members)} sizes, up to M × N = {most.ours.m} × {most.ours.n}"
     if not others:
-        return f"{text}, the whole sweep."
+        return f"{text}."
     least = min(others, key=_outputs)
     return f"{text}; the smallest output where it does not is {least.ours.m} × {least.ours.n} ({times(least.speedup)})."
 

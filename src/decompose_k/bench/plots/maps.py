@@ -38,7 +38,7 @@ def speedup_grid(group: Group, square: Sequence[Duel]) -> Plot:
 
 
 def crossover_map(members: Sequence[Duel]) -> Plot:
-    """Where cutting K wins: M and N for each K, with a line around the region."""
+    """Where Decompose-K wins: M and N for each K, with a line around the region."""
     depths = sorted({duel.ours.k for duel in members})
     columns = min(_COLUMNS, len(depths))
     lines = math.ceil(len(depths) / columns)
@@ -57,7 +57,7 @@ def crossover_map(members: Sequence[Duel]) -> Plot:
     figure.supylabel("M", fontsize=10)
     return Plot(
         "crossover",
-        "Where cutting K wins",
+        "Where Decompose-K wins",
         "The fastest of ours that cuts K against the fastest alternative. The line runs around the wins; `auto` is to"
         " call torch outside of it.",
         svg_of(figure),
