@@ -88,6 +88,7 @@ clean: ## remove everything that make made
 $(ENVIRONMENT):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "decompose-k needs Python 3.10 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`" >&2; exit 1; }
+	@test ! -L $(VENV) || { echo "$(VENV) must be a folder: a link's target would be emptied" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV) || { echo "no venv: on Debian, apt-get install python3-venv" >&2; exit 1; }
 	$(PY) -m pip install --quiet --constraint $(CONSTRAINTS) hatchling
 	$(PY) -m pip install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable ".[cli,dev]"

@@ -18,6 +18,7 @@ import torch
 
 from decompose_k.accuracy import make_operands, own_product, torch_product
 from decompose_k.bench.cases import SUITE_ACTIVATIONS
+from decompose_k.bench.machine import Machine
 from decompose_k.compiling import compile_ahead
 from decompose_k.config import Config
 from decompose_k.device import Device
@@ -61,7 +62,7 @@ def choices(problem: Problem, device: Device) -> dict[str, Config]:
 
 def measured(problems: dict[Problem, str], place: torch.device, deadline: float) -> Iterator[dict[str, object]]:
     """One record for each problem until the deadline."""
-    device = Device.of(place)
+    device, machine = Device.of(place), Machine.of(place)
     for problem, suite in problems.items():
         if time.monotonic() > deadline:
             return
@@ -84,6 +85,8 @@ def measured(problems: dict[Problem, str], place: torch.device, deadline: float)
             "chosen_us": medians.get("chosen", medians["first"]),
             "device": device.name,
             "torch": torch.__version__,
+            "commit": machine.commit,
+            "date": machine.date,
         }
 
 
@@ -97,6 +100,7 @@ def unchanged(earlier: Path | None, problems: dict[Problem, str], device: Device
         problem: record
         for problem, record in found.items()
         if problem in problems
+        and (record["device"], record["torch"]) == (device.name, torch.__version__)
         and {name: config.to_json() for name, config in choices(problem, device).items()}
         == {name: record[name] for name in ("first", "chosen")}
     }

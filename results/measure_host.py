@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import decompose_k as dk
-from decompose_k.device import Device
+from decompose_k.bench.machine import Machine
 
 BATCH = 100
 SHAPES = (
@@ -69,13 +69,15 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--batches", type=int, default=21)
     arguments = parser.parse_args()
+    machine = Machine.of(torch.device("cuda"))
     with arguments.file.open("w", encoding="utf-8") as file, torch.inference_mode():
         for m, n, k, dtype in SHAPES:
             for name, (theirs, ours) in pairs(m, n, k, dtype).items():
                 medians = host_microseconds({"torch": theirs, "ours": ours}, arguments.batches)
                 record = {"call": name, "m": m, "n": n, "k": k, "dtype": str(dtype).removeprefix("torch.")}
                 record |= {f"{who}_us": round(median, 2) for who, median in medians.items()}
-                record |= {"ratio": round(medians["ours"] / medians["torch"], 3), "device": Device.of("cuda").name}
+                record |= {"ratio": round(medians["ours"] / medians["torch"], 3), "device": machine.device}
+                record |= {"torch": machine.torch, "commit": machine.commit, "date": machine.date}
                 file.write(json.dumps(record) + "\n")
                 print(record)  # noqa: T201 - what a script that measures is for
 

@@ -84,7 +84,7 @@ def older_table() -> str:
                 if ratios:
                     lines.append(f"| {title} | {launch} | {against} | {spread(ratios)} |")
     note = (
-        "Rows: [results/h200](results/h200). Operands come from device memory. The kernels without dependent launch ran"
+        "Operands come from device memory. The kernels without dependent launch ran"
         " with the best of their configs. Every row names its commit; `-dirty` is one with changes not yet committed."
     )
     return "\n".join([*lines, "", note, ""])
@@ -145,7 +145,8 @@ def choices_table() -> str:
         f" (Of {others} problems its first choice has changed since; they count with the old one.)" if others else ""
     )
     note = (
-        "Where torch's own kernel is the choice, both call the same, and what differs is the noise. The heuristic's"
+        "Where torch's own kernel is the choice, both call the same, and what differs is that kernel from one captured"
+        " graph to the next. The heuristic's"
         f" first choice, untuned, takes {statistics.median(first) - 1:.0%} longer than the best (median), and"
         f" {first[-1] - 1:.0%} longer at the worst.{since} Timings of {len(steadiness)} configs spread by"
         f" {statistics.median(steadiness):.1%} (20th to 80th percentile, median)."
@@ -240,7 +241,10 @@ def short_table(rows: list[Row]) -> str:
         f"over {'torch' if alternative == TORCH else 'the fastest alternative'}, {WAYS[way]}"
         for alternative, way in columns
     ]
-    lines = [f"| suite | cases | {' | '.join(titles)} | lost to the fastest |", "|---" * (len(columns) + 3) + "|"]
+    lines = [
+        f"| suite | cases | {' | '.join(titles)} | lost to the fastest, default |",
+        "|---" * (len(columns) + 3) + "|",
+    ]
     wanted = wanted_cases()
     for suite in dict.fromkeys(row.suite for row in rows):
         mine = [row for row in rows if row.suite == suite]
@@ -287,8 +291,8 @@ def readme_part(files: dict[Path, Plot]) -> str:
         if rows:
             parts += [in_words(rows), short_table(rows)]
             parts.append(
-                "Times are a GPU's alone, as in a CUDA graph, with operands from device memory; the cells are min / median"
-                " / max. The fastest alternative is the best of torch eager, `torch.compile` (default, max-autotune, of"
+                "Times are a GPU's alone, as in a CUDA graph; operands come from device memory. Cells: min / median /"
+                " max. The fastest alternative is the best of torch eager, `torch.compile` (default, max-autotune, of"
                 " bmm + sum) and the custom-op flow. Each alternative, losses by name, and what the suites are:"
                 f" [results/README.md](results/README.md) and [{REPORT_NAME}](results/{folder.name}/{REPORT_NAME}).\n"
             )
@@ -307,7 +311,8 @@ def in_words(rows: list[Row]) -> str:
     return (
         f"On {rows[0].device}, Decompose-K is {times(median)} as fast as torch.mm and {times(median_of_all)} as fast as"
         f" the fastest alternative of each case (medians of {len(against_torch)} of the study's"
-        f" {wanted_cases().total()} cases; the others are not measured yet). It wins"
+        f" {wanted_cases().total()} cases; the others are not measured yet; commits"
+        f" {', '.join(dict.fromkeys(row.commit for row in rows if row.commit))}). It wins"
         f" {sum(duel.verdict == 'win' for duel in against_all)}, ties"
         f" {sum(duel.verdict == 'tie' for duel in against_all)} and loses {len(lost)} of them: {where}.\n"
     )

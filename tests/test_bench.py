@@ -333,7 +333,7 @@ def test_a_run_that_was_interrupted_before_its_first_row_continues(tmp_path):
 
 def test_rows_are_not_overwritten_without_being_told_to(tmp_path):
     open_folder(tmp_path)
-    with pytest.raises(FileExistsError, match="resume it, overwrite it"):
+    with pytest.raises(FileExistsError, match="resume it .--resume., overwrite it"):
         open_folder(tmp_path)
     assert open_folder(tmp_path, overwrite=True) == []
 

@@ -75,9 +75,17 @@ def test_parts_measure_all_cases_and_are_reported_together(run, tmp_path, quick_
     for index in (1, 2):
         arguments = ("--repetitions", 1, "--device", "cpu", "--part", f"{index}/2", "-o", tmp_path / str(index))
         assert run("bench", *shapes, *arguments)[0] == 0
-    files = [tmp_path / str(index) / "rows.jsonl" for index in (1, 2)]
+    folders = [tmp_path / str(index) for index in (1, 2)]
+    files = [folder / "rows.jsonl" for folder in folders]
+    before = [file.read_bytes() for file in files]
     assert [{row.n for row in read_jsonl(file)} for file in files] == [{2, 4}, {3}]
-    assert run("bench", "--from", files[0], "--from", files[1], "-o", tmp_path / "all")[0] == 0
+    code, _, err = run("bench", "--from", folders[0], "--from", files[1])
+    assert (code, "--output" in err) == (2, True)
+    for _ in range(2):
+        assert run("bench", "--from", folders[0], "--from", files[1], "-o", tmp_path / "all")[0] == 0
+    assert {row.n for row in read_jsonl(tmp_path / "all" / "rows.jsonl")} == {2, 3, 4}
+    assert len(read_jsonl(tmp_path / "all" / "rows.jsonl")) == sum(len(read_jsonl(file)) for file in files)
+    assert [file.read_bytes() for file in files] == before
     page = (tmp_path / "all" / "report.html").read_text(encoding="utf-8")
     assert all(f"2x{n}x64" in page for n in (2, 3, 4))
 
@@ -87,7 +95,7 @@ def test_bench_keeps_rows_unless_told(run, tmp_path, quick_ceilings):
     assert run(*arguments)[0] == 0
     code, _, err = run(*arguments)
     assert code == 2
-    assert "resume it, overwrite it" in err
+    assert "resume it (--resume), overwrite it (--overwrite)" in err
     before = (tmp_path / "rows.jsonl").read_text(encoding="utf-8")
     assert run(*arguments, "--resume")[0] == 0
     assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == before
@@ -224,6 +232,7 @@ WRONG_USE = {
     "no-repetitions": (("bench", "--suite", "gate", "--repetitions", "0"), "repetitions"),
     "repetitions-text": (("bench", "--suite", "gate", "--repetitions", "many"), "--repetitions"),
     "no-part": (("bench", "--shape", "2x2x64", "--part", "0/2"), "part must be I/N"),
+    "empty-part": (("bench", "--shape", "2x2x64", "--part", "2/2"), "part 2/2 has no case"),
     "no-budget": (("demo", "--budget", "soon"), "budget must be a time"),
     "negative-budget": (("demo", "--budget=-3m"), "budget must be a time"),
     "unknown-device": (("demo", "--device", "tpu"), "device must be one of auto, cpu, cuda"),

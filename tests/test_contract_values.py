@@ -54,6 +54,18 @@ def test_few_rows_in_long_chunks_are_as_exact_as_torch(size, dtype, device):
         assert_as_good_as_torch(dk.matmul(a, b, split_k=split_k, backend="torch"), a, b)
 
 
+@pytest.mark.parametrize(("size", "longest"), [((8, 100), 384), ((100, 8), 384), ((9, 9), 2880)], ids=str)
+def test_chunks_of_few_rows_in_fp64_are_short_on_a_cpu(size, longest, monkeypatch):
+    lengths, multiply = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b, **rest: lengths.append(a.shape[2]) or multiply(a, b, **rest))
+    a, b = operands((*size, 5760), torch.float64, torch.float64, "cpu")
+    dk.matmul(a, b, split_k=2, backend="torch")
+    assert max(lengths) == longest
+    lengths.clear()
+    dk.matmul(a.float(), b.float(), split_k=2, backend="torch")
+    assert lengths == [2880]
+
+
 @pytest.mark.parametrize("out_dtype", **ids(FLOATS))
 @pytest.mark.parametrize("b_dtype", **ids(FLOATS))
 @pytest.mark.parametrize("a_dtype", **ids(FLOATS))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from decompose_k.bench.rows import append_jsonl
+from decompose_k.bench.suites import suite_cases
 from rows_for_tests import pair, row
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +47,15 @@ def records(tmp_path, monkeypatch):
     return tmp_path, run
 
 
+@pytest.fixture
+def summarize():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("summarize", ROOT / "results" / "summarize.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -72,12 +82,46 @@ def test_a_run_of_the_study_becomes_tables_and_plots(records):
     append_jsonl(root / "results" / "h200" / "study.jsonl", STUDY)
     run()
     readme = (root / "README.md").read_text(encoding="utf-8")
-    assert "| epilogue-bf16 | bf16 | default | torch eager | 4 | 2 | 0 | 2 | 0.83× | 1.67× | 2.50× |" in readme
-    assert "| the fastest of these | 4 | 2 | 0 | 2 | 0.67× |" in readme
+    assert "| epilogue-bf16 | 4 of 28 | 0.83× / 1.67× / 2.50× |  | 0.67× / 1.33× / 2.00× |  | 2 |" in readme
+    assert "Decompose-K is 1.67× as fast as torch.mm and 1.33× as fast as the fastest alternative" in readme
+    assert "It wins 2, ties 0 and loses 2 of them: epilogue-bf16." in readme
     assert "results/plots/h200-latency-epilogue-bf16-bf16.svg" in readme
-    assert "results/h200" in readme
+    assert "results/h200/report.html" in readme
+    assert "grid 64" in (root / "results" / "h200" / "report.html").read_text(encoding="utf-8")
     full = (root / "results" / "README.md").read_text(encoding="utf-8")
+    assert "| epilogue-bf16 | bf16 | default | torch eager | 4 | 2 | 0 | 2 | 0.83× | 1.67× | 2.50× |" in full
     assert "| torch.compile | 4 | 2 | 0 | 2 | 0.67× | 1.33× | 2.00× | grid 64 64x64x8192 0.67×" in full
+
+
+def test_a_report_without_its_rows_goes(records):
+    root, run = records
+    rows, report = (root / "results" / "h200" / name for name in ("study.jsonl", "report.html"))
+    append_jsonl(rows, STUDY)
+    run()
+    report.write_text("typed by hand", encoding="utf-8")
+    assert run("--check") == 1
+    run()
+    assert "typed" not in report.read_text(encoding="utf-8")
+    rows.unlink()
+    assert run("--check") == 1
+    run()
+    assert not report.exists()
+
+
+def test_a_part_of_the_study_is_said_to_be_one(summarize):
+    assert "2 of the study's 504 cases" in summarize.coverage(
+        [row(suite="mhc", name="x", m=1), row(suite="mhc", name="x", m=4)]
+    )
+    everything = [
+        row(suite=case.shape.suite, name=str(index), m=case.shape.m)
+        for index, case in enumerate(suite_cases(["study"]))
+    ]
+    assert summarize.coverage(everything) == "All 504 cases of the study are measured."
+
+
+def test_few_numbers_in_short_are_the_least_the_median_and_the_greatest(summarize):
+    assert summarize.in_short([4.0, 1.0, 2.0, 3.0]) == "1.00× / 2.50× / 4.00×"
+    assert summarize.in_short([]) == ""
 
 
 def test_a_document_without_marks_is_refused(records):

@@ -192,7 +192,13 @@ def _plan_torch(problem: Problem, device: Device, split_k: int | None) -> Plan:
         return Plan(problem, device, asked, f"split_k={split_k} was asked for", (TORCH_MM,), ASKED)
     split = Config("bmm_sum", split_k=natural_split_k(problem, device))
     if device.type == "cpu" and _widens_whole_copies(problem):
-        return Plan(problem, device, TORCH_MM, "torch has no such product; it works on whole widened copies", (split,))
+        return Plan(
+            problem,
+            device,
+            TORCH_MM,
+            "torch.mm on whole widened copies, which are small: torch has no product of these dtypes that rounds once",
+            (split,),
+        )
     if device.type == "cpu" and _needs_widening(problem) and _widening_pays(problem, device):
         reason = "widening the operands chunk by chunk costs less than torch's product in their dtypes on a CPU"
         return Plan(problem, device, split, reason, (TORCH_MM,))

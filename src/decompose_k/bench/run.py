@@ -85,7 +85,9 @@ def open_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) 
         mend_jsonl(path)
         return list(read_jsonl(path)) if path.stat().st_size else []
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; resume it, overwrite it or choose another output folder")
+        raise FileExistsError(
+            f"{path} exists; resume it (--resume), overwrite it (--overwrite) or choose another output folder"
+        )
     path.write_text("", encoding="utf-8")
     return []
 

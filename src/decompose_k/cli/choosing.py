@@ -77,7 +77,7 @@ def tune(
         bool | None,
         typer.Option(
             "--static-weight/--no-static-weight",
-            help="With the promise that nothing in the stream writes b, or without [both for inference weights].",
+            help="Promise that nothing in the stream writes b, or do not; by default both for inference weights.",
         ),
     ] = None,
     batch_invariant: Annotated[
@@ -85,7 +85,9 @@ def tune(
     ] = False,
     device: DeviceOption = AUTO,
     budget: Annotated[str | None, typer.Option(help="Time for everything, such as 8m.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that compile [cores, 16 at most].")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that compile; by default as many as cores, up to 16.")
+    ] = None,
     repetitions: Annotated[int, typer.Option(min=1, help="Samples of each finalist.")] = FINAL_REPETITIONS,
     most_candidates: Annotated[
         int, typer.Option("--candidates", min=1, help="How many of the heuristic's ranking are measured.")

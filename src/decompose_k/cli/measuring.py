@@ -16,7 +16,7 @@ from decompose_k.bench.columns import COLUMNS
 from decompose_k.bench.compare import compare, read_rows
 from decompose_k.bench.demo import run_checks, run_demo
 from decompose_k.bench.report import write_report
-from decompose_k.bench.rows import Row, read_jsonl
+from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl
 from decompose_k.bench.run import Outcome, Settings, open_folder, run_cases
 from decompose_k.bench.suites import part_of
 from decompose_k.bench.summary import duels
@@ -95,7 +95,9 @@ def measure(
     ] = False,
     variants: Annotated[
         str | None,
-        typer.Option(help=f"Comma-separated, or all: {', '.join(VARIANTS)} [the suite's own]; torch is always one."),
+        typer.Option(
+            help=f"Comma-separated, or all: {', '.join(VARIANTS)}; by default the suite's own; torch is always one."
+        ),
     ] = None,
     columns: Annotated[
         str, typer.Option(help=f"Further times of each variant, comma-separated, all or none: {', '.join(COLUMNS)}.")
@@ -105,7 +107,8 @@ def measure(
     seconds: Annotated[float | None, typer.Option(min=0.0, help="Stop sampling a case after so long.")] = None,
     budget: Annotated[str | None, typer.Option(help="Time for everything, such as 8m.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for rows, plots and report [decompose-k-bench].")
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for rows, plots and report, by default decompose-k-bench."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the rows in the output folder.")] = False,
     search: Annotated[
@@ -126,7 +129,7 @@ def measure(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the rows in the output folder anew.")] = False,
     sources: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="Measure nothing: make plots and report from this rows.jsonl; repeated, from all."),
+        typer.Option("--from", help="Measure nothing: plots and report from these rows, a file or folder; repeated."),
     ] = None,
 ) -> None:
     """Measure suites or shapes into rows.jsonl and rows.csv, then make plots and report from the rows.
@@ -138,9 +141,11 @@ def measure(
     console = Console()
     if sources:
         with user_errors():
-            rows = [row for source in sources for row in read_jsonl(source)]
-            folder = sources[0].parent if output is None else output
-            folder.mkdir(parents=True, exist_ok=True)
+            rows = [row for source in sources for row in read_rows(source)]
+            folder = _folder_of_report(sources, output)
+        if len(sources) > 1:
+            (folder / JSONL_NAME).unlink(missing_ok=True)
+            append_jsonl(folder / JSONL_NAME, rows)
         _finish(console, folder, Outcome(rows=rows))
         return
     with user_errors():
@@ -150,6 +155,8 @@ def measure(
         named = suites if suites or shapes else [ALL]
         cases = named_cases(named, shapes, dtype, b_dtype, out_dtype, layout, activation, static_weight)
         cases = list(part_of(narrowed(cases, rows_of_a, model), *parse_part(part)))
+        if not cases:
+            raise ValueError(f"part {part} has no case: there are fewer cases than parts")
         chosen = Settings(
             repetitions,
             seconds,
@@ -181,6 +188,18 @@ def compare_runs(
     if comparison.regressions:
         typer.echo(f"{len(comparison.regressions)} of ours became slower", err=True)
         raise typer.Exit(1)
+
+
+def _folder_of_report(sources: list[Path], output: Path | None) -> Path:
+    """Where the report of rows goes: beside them, if they are one file or folder."""
+    if output is None and len(sources) > 1:
+        raise ValueError(
+            "bench --from needs an --output folder where it is repeated: none of the runs is to be changed"
+        )
+    source = sources[0]
+    folder = output or (source if source.is_dir() else source.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _chosen(argument: str, text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
