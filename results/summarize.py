@@ -314,7 +314,7 @@ def in_words(rows: list[Row]) -> str:
         f" {wanted_cases().total()} cases; the others are not measured yet; commits"
         f" {', '.join(dict.fromkeys(row.commit for row in rows if row.commit))}). It wins"
         f" {sum(duel.verdict == 'win' for duel in against_all)}, ties"
-        f" {sum(duel.verdict == 'tie' for duel in against_all)} and loses {len(lost)} of them: {where}.\n"
+        f" {sum(duel.verdict == 'tie' for duel in against_all)} and loses {len(lost)} of them ({where}).\n"
     )
 
 

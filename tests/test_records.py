@@ -84,7 +84,7 @@ def test_a_run_of_the_study_becomes_tables_and_plots(records):
     readme = (root / "README.md").read_text(encoding="utf-8")
     assert "| epilogue-bf16 | 4 of 28 | 0.83× / 1.67× / 2.50× |  | 0.67× / 1.33× / 2.00× |  | 2 |" in readme
     assert "Decompose-K is 1.67× as fast as torch.mm and 1.33× as fast as the fastest alternative" in readme
-    assert "It wins 2, ties 0 and loses 2 of them: epilogue-bf16." in readme
+    assert "It wins 2, ties 0 and loses 2 of them (epilogue-bf16)." in readme
     assert "results/plots/h200-latency-epilogue-bf16-bf16.svg" in readme
     assert "results/h200/report.html" in readme
     assert "grid 64" in (root / "results" / "h200" / "report.html").read_text(encoding="utf-8")

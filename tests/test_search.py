@@ -54,6 +54,14 @@ def test_all_are_timed_quickly_and_the_finalists_again_side_by_side():
     assert found.config == PAIRS[0]
 
 
+def test_torch_s_own_kernel_is_always_a_finalist():
+    """In the quick round it is the slowest, and side by side the fastest."""
+    bench = Bench(lambda call: (9.0 if len(bench.rounds) > 1 else 99.0) if call == MM else by_split(call))
+    found = bench.search([*PAIRS, MM], neighbours=lambda config: [])
+    assert bench.rounds[1][0] == [*PAIRS[:FINALISTS], MM]
+    assert found.config == MM
+
+
 def test_neighbours_of_the_best_are_tried():
     near = replace(PAIRS[1], reduce_block=64)
     bench = Bench(lambda call: 1.0 if call == near else by_split(call))

@@ -100,12 +100,17 @@ def search(
     calls = right(configs)
     quick = _timed(calls, time, QUICK_REPETITIONS, 1) if len(calls) > 1 else []
     ranked = [measured.config for measured in quick if measured.config is not None] or list(calls)
-    finalists = {config: calls[config] for config in ranked[:FINALISTS]}
+    # Torch's own kernel is always one: the quick round is too rough to have a slower config remembered in its place.
+    finalists = {config: calls[config] for config in ranked if _is_finalist(config, ranked)}
     near = [other for config in ranked[:NEIGHBOURED] for other in (neighbours or neighbours_of)(config)]
     finalists |= right([config for config in near if config not in calls])
     final = _timed(finalists, time, repetitions, GRAPHS, beside or {})
     others = tuple(measured for measured in quick if measured.config not in finalists)
     return Found(tuple(final), others, tuple(dropped))
+
+
+def _is_finalist(config: Config, ranked: Sequence[Config]) -> bool:
+    return config.kernel == "mm" or config in ranked[:FINALISTS]
 
 
 def neighbours_of(config: Config) -> tuple[Config, ...]:
