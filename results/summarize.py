@@ -163,7 +163,8 @@ def choices_in_words() -> str:
         f"Over {len(records)} problems of real models, M in 1..1024: where one of our kernels is the shipped choice"
         f" ({len(ours)}), it is {times(min(ours))} to {times(max(ours))} as fast as torch, median"
         f" {times(statistics.median(ours))}. Untuned, the first choice of the heuristic takes"
-        f" {statistics.median(first) - 1:.0%} longer than the tuned one (median), and {max(first) - 1:.0%} at the worst.\n"
+        f" {statistics.median(first) - 1:.0%} longer than the tuned one (median),"
+        f" and {max(first) - 1:.0%} at the worst.\n"
     )
 
 
