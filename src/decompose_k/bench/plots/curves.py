@@ -11,7 +11,21 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from decompose_k.bench.plots.base import FULL_WIDTH, Group, Plot
 from decompose_k.bench.plots.style import FAINT, draw_even_line, line_style, svg_of
-from decompose_k.bench.variant import AUTO, TITLES, TORCH, VARIANTS
+from decompose_k.bench.variant import (
+    AUTO,
+    COMPILED,
+    COMPILED_MAX_NO_GRAPHS,
+    COMPILED_SPLIT,
+    CUSTOM_OP,
+    CUSTOM_OP_FUSED,
+    FLOOR_WAIT_FIRST,
+    GENERATION_2,
+    STATIC,
+    TITLES,
+    TORCH,
+    TORCH_CAST,
+    VARIANTS,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +34,20 @@ if TYPE_CHECKING:
 
 # Their percentiles are drawn too; of all variants they would hide each other.
 _WITH_BAND = (TORCH, AUTO)
+# Where all sizes stand together, twenty lines each could not be told apart.
+_TOGETHER = (
+    TORCH,
+    TORCH_CAST,
+    COMPILED_SPLIT,
+    COMPILED,
+    COMPILED_MAX_NO_GRAPHS,
+    CUSTOM_OP,
+    CUSTOM_OP_FUSED,
+    AUTO,
+    STATIC,
+    GENERATION_2,
+    FLOOR_WAIT_FIRST,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +79,12 @@ def latency_curves(group: Group, *, details: bool = True) -> list[Plot]:
     sizes = sorted({case[0].m for case in group.cases if case[0].m == case[0].n})
     curves = {size: _curves([case for case in group.cases if case[0].m == case[0].n == size]) for size in sizes}
     caption = "Medians; bands of torch and ours from the 20th to the 80th percentile. Dashed: the measured roofline."
+    together = curves if len(sizes) == 1 else {size: _chosen(some) for size, some in curves.items()}
     overall = Plot(
         f"latency-{group.slug}",
         f"Time against K: {group.name}",
         caption,
-        _draw(curves, panel_height=1.9),
+        _draw(together, panel_height=1.9),
         is_wide=True,
     )
     if not details or len(sizes) == 1:
@@ -71,6 +100,10 @@ def latency_curves(group: Group, *, details: bool = True) -> list[Plot]:
         )
         for size in sizes
     ]
+
+
+def _chosen(curves: Sequence[Curve]) -> list[Curve]:
+    return [curve for curve in curves if curve.variant in _TOGETHER]
 
 
 def _curves(cases: Sequence[Sequence[Row]]) -> list[Curve]:
@@ -94,6 +127,7 @@ def _draw(curves: dict[int, list[Curve]], panel_height: float) -> str:
     height = panel_height * len(curves) + legend_height + 0.4
     figure = Figure(figsize=(FULL_WIDTH, height), layout="constrained")
     grid = figure.subplots(len(curves), 2, sharex=True, squeeze=False)
+    depths = sorted({depth for some in curves.values() for curve in some for depth in curve.depths})
     for (in_ms, as_speedup), (size, some) in zip(grid, curves.items(), strict=True):
         _draw_times(in_ms, some)
         _draw_speedups(as_speedup, some)
@@ -101,8 +135,7 @@ def _draw(curves: dict[int, list[Curve]], panel_height: float) -> str:
             axes.set_title(f"M = N = {size}: {said}", fontsize=10, loc="left")
             axes.grid(visible=True)
             axes.xaxis.set_major_formatter(FuncFormatter(lambda depth, _: f"{depth / 1024:g}k"))
-            depths = sorted({depth for curve in some for depth in curve.depths})
-            axes.set_xticks(depths[:: max(1, len(depths) // 4)])
+            axes.set_xticks(depths[:: -(-len(depths) // 4)])
     for axes in grid[-1]:
         axes.set_xlabel("K (k = 1024)")
     handles, labels = grid[0][0].get_legend_handles_labels()

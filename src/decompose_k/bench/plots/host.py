@@ -26,19 +26,18 @@ def host_times(rows: Sequence[Row]) -> Plot | None:
     if not named:
         return None
     figure, axes = new_figure(HALF_WIDTH, 0.27 * len(named) + 1.2)
+    labels: list[str] = []
     for place, name in enumerate(named):
         host = statistics.median(host for host, _ in times[name] if host is not None)
         events = [event for _, event in times[name] if event is not None]
         axes.barh([place], [host], height=0.55, color=OURS if _is_ours(rows, name) else FAINT, alpha=0.85)
-        axes.annotate(
-            duration(host), (0, place), (4, 0), textcoords="offset points", va="center", color="#ffffff", fontsize=9
-        )
+        labels.append(f"{TITLES[name]}, {duration(host)}")
         if events:
             axes.plot([statistics.median(events)], [place], color=INK, marker="|", markersize=9, markeredgewidth=1.6)
-    axes.set_yticks(range(len(named)), [TITLES[name] for name in named], fontsize=9)
+    axes.set_yticks(range(len(named)), labels, fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("µs per eager call")
-    axes.margins(x=0.14)
+    axes.margins(x=0.05)
     return Plot(
         "host-time",
         "Host time of an eager call",
