@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
 
 import numpy
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 import decompose_k as dk
 from decompose_k import api, calls, guards
-from decompose_k.arguments import LINEAR, MATMUL
+from decompose_k.arguments import MATMUL
 from decompose_k.calls import CALLS, settings_in
 from decompose_k.config import Config
-from decompose_k.execute import Shortcuts, default_precision
+from decompose_k.execute import default_precision
 from decompose_k.guards import guard
 from decompose_k.plan import forget_choices
-
-BF16 = torch.bfloat16
-MM = Config("mm")
-# What a call has beside its tensors, by name and as it is by default.
-DEFAULTS = (1.0, 1.0, None, None, None, False, False, None, "auto", None)
-NAMES = (
-    *("alpha", "beta", "activation", "out_dtype", "precision"),
-    *("batch_invariant", "static_b", "split_k", "backend", "config"),
+from guards_for_tests import (
+    BF16,
+    DEFAULTS,
+    MM,
+    A,
+    B,
+    by_the_long_way,
+    needs_guards,
+    operands,
+    product,
+    warm,
+    warm_blindly,
 )
-
-
-def product(a, b, bias, m):
-    return a @ b
-
-
-def torch_has_guards():
-    a, b = torch.ones(1, 1), torch.ones(1, 1)
-    return guard(product, a, b, None, 1, (1, 1), by_address=False, settings=(None, None)) is not None
-
-
-needs_guards = pytest.mark.skipif(not torch_has_guards(), reason="this torch has no such guards")
-
-
-@pytest.fixture(autouse=True)
-def nothing_remembered():
-    CALLS.cache_clear()
 
 
 @pytest.fixture
@@ -60,42 +43,6 @@ def keys(monkeypatch):
 
     monkeypatch.setattr(api, "call_key", ask)
     return asked
-
-
-def operands(m=6, n=24, k=64, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(m * n * k)
-    return tuple(torch.randn(*shape, generator=generator).to(dtype) for shape in ((m, k), (k, n)))
-
-
-def warm(*arguments, call=dk.matmul, **options):
-    for _ in range(3):
-        result = call(*arguments, **options)
-    return result
-
-
-def warm_blindly(*arguments, bias=None, call=dk.matmul, by_address=False, **options):
-    """Have like calls served by a shortcut that nothing but the guards watches over, and that gives NaN.
-
-    On a CPU the real ones are torch's own functions, which see modes, transforms and gradients by themselves.
-    """
-    a, b = arguments
-    names = LINEAR if call is dk.linear else MATMUL
-    values = [options.get(name, default) for name, default in zip(NAMES, DEFAULTS, strict=True)]
-
-    def blind(a, b, bias, m):
-        return torch.full((m, b.shape[0] if names is LINEAR else b.shape[1]), float("nan"))
-
-    key = calls.call_key(a, b, bias, *values, names)
-    assert key is not None
-    CALLS.keeper(key)(Shortcuts(blind, blind, by_address))
-    for _ in range(2):
-        assert call(a, b, bias=bias, **options).isnan().all()
-    assert len(CALLS._guarded) == 1
-
-
-def by_the_long_way(*arguments, call=dk.matmul, **options):
-    CALLS.cache_clear()
-    return call(*arguments, **options)
 
 
 @needs_guards
@@ -133,7 +80,6 @@ def test_other_data_at_another_place_is_read(keys):
     assert keys == []
 
 
-A, B = operands()
 HALF = operands(dtype=BF16)
 OTHER_OPERANDS = {
     "other_n": operands(n=25),
@@ -227,24 +173,6 @@ def test_every_kind_of_bias_is_told_from_every_other(bias, other):
 
 
 @needs_guards
-@pytest.mark.parametrize("silent", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["a", "b", "bias"])
-def test_gradients_are_recorded_after_calls_that_recorded_none(silent, place):
-    tensors = [A.clone(), B.clone(), torch.zeros(24)]
-    tensors[place].requires_grad_()
-    a, b, bias = tensors
-    with silent():
-        warm_blindly(a, b, bias=bias)
-    result = dk.matmul(a, b, bias=bias)
-    assert result.requires_grad
-    torch.testing.assert_close(result, a @ b + bias)
-    plain = [tensor.detach() for tensor in tensors]
-    CALLS.cache_clear()
-    warm_blindly(*plain[:2], bias=plain[2])
-    assert dk.matmul(a, b, bias=bias).requires_grad
-
-
-@needs_guards
 def test_a_parameter_without_recording_needs_no_key(keys):
     weight = torch.nn.Parameter(B.clone())
     with torch.no_grad():
@@ -252,113 +180,6 @@ def test_a_parameter_without_recording_needs_no_key(keys):
         keys.clear()
         dk.matmul(A, weight)
     assert keys == []
-
-
-@needs_guards
-def test_a_tangent_is_seen():
-    warm_blindly(A, B)
-    with forward_ad.dual_level():
-        result = dk.matmul(forward_ad.make_dual(A, torch.ones_like(A)), B)
-        torch.testing.assert_close(forward_ad.unpack_dual(result).tangent, torch.ones_like(A) @ B)
-
-
-@needs_guards
-def test_transforms_are_seen():
-    warm_blindly(A, B)
-    batch = torch.randn(3, 6, 64)
-    torch.testing.assert_close(torch.vmap(dk.matmul, (0, None))(batch, B), batch @ B)
-    gradient = torch.func.grad(lambda a: dk.matmul(a, B).sum())(A)
-    torch.testing.assert_close(gradient, torch.ones(6, 24) @ B.T)
-
-
-@needs_guards
-def test_autocast_is_seen():
-    warm_blindly(A, B)
-    with torch.autocast("cpu", dtype=BF16):
-        result = dk.matmul(A, B)
-        assert result.dtype == BF16
-        assert not result.isnan().any()
-        with torch.autocast("cpu", enabled=False):
-            assert dk.matmul(A, B).isnan().all()
-
-
-class Listen(TorchDispatchMode):
-    """A mode that notes each operation, of the kind that compilers and their guards look through."""
-
-    def __init__(self):
-        super().__init__()
-        self.heard = []
-
-    @classmethod
-    def ignore_compile_internals(cls):
-        return True
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.heard.append(str(function))
-        return function(*arguments, **(keywords or {}))
-
-
-class ListenAsOthers(Listen):
-    @classmethod
-    def ignore_compile_internals(cls):
-        return False
-
-
-@contextlib.contextmanager
-def pushed(mode):
-    """A mode as torch's own code may enter it, past `__enter__`."""
-    _push_mode(mode)
-    try:
-        yield mode
-    finally:
-        _pop_mode()
-
-
-MODES = {
-    "ordinary": ListenAsOthers,
-    "that_compilers_look_through": Listen,
-    "pushed": lambda: pushed(ListenAsOthers()),
-}
-
-
-@needs_guards
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_dispatch_modes_are_seen(mode):
-    warm_blindly(A, B)
-    with mode() as listening:
-        dk.matmul(A, B)
-    assert "decompose_k.matmul.default" in listening.heard
-
-
-@needs_guards
-@pytest.mark.parametrize("pre_dispatch", [False, True])
-@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
-def test_a_traced_graph_has_the_operator_and_no_constant(pre_dispatch, is_warm):
-    if is_warm:
-        warm_blindly(A, B)
-    graph = make_fx(lambda a, b: dk.matmul(a, b), pre_dispatch=pre_dispatch)(A, B)
-    assert "decompose_k.matmul.default" in [str(node.target) for node in graph.graph.nodes]
-    other = torch.randn_like(A)
-    torch.testing.assert_close(graph(other, B), other @ B)
-
-
-@needs_guards
-def test_recordings_are_seen():
-    warm_blindly(A, B)
-    with dk.record() as problems:
-        dk.matmul(A, B)
-    assert len(problems) == 1
-
-
-@needs_guards
-@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_tracers_are_seen():
-    warm_blindly(A, B)
-    other = torch.randn_like(A)
-    traced = torch.jit.trace(lambda a: dk.matmul(a, B), (A,), check_trace=False)
-    torch.testing.assert_close(traced(other), other @ B)
-    compiled = torch.compile(lambda a: dk.matmul(a, B), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(other), other @ B)
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,6 @@ SMALL = dk.Problem.make(3, 4, 4096, BF16, device_type="cpu", activation="relu")
 
 
 @pytest.fixture
-def folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("DECOMPOSE_K_CACHE_DIR", str(tmp_path / "cache"))
-    cache.forget()
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def timer(monkeypatch):
     """A timer that takes each config for as fast as `timer.speed` says, and notes what it timed."""
 

@@ -123,16 +123,20 @@ def choose(problem: Problem, device: Device, backend: str, split_k: int | None) 
     for remembered in _remembered(problem.bucketed(), device):
         config = remembered.entry.config
         if _is_usable(config, problem, device, backend, split_k):
-            others = tuple(other for other in (untuned.config, *untuned.alternatives) if other != config)
-            return Plan(problem, device, config, _remembered_reason(remembered, problem), others, remembered.origin)
+            reason = _remembered_reason(remembered, problem)
+            return Plan(problem, device, config, reason, _others(untuned, config), remembered.origin)
     if problem.static_b and untuned.config.launch != "static_b":
         # Nothing was measured with the promise, and it would not be used: what was measured without it is better.
         without = choose(replace(problem, static_b=False), device, backend, split_k)
         if without.origin in (cache.TUNED, cache.SHIPPED):
-            others = tuple(one for one in (untuned.config, *untuned.alternatives) if one != without.config)
             reason = f"{without.reason} (without the promise of a static weight)"
-            return Plan(problem, device, without.config, reason, others, without.origin)
+            return Plan(problem, device, without.config, reason, _others(untuned, without.config), without.origin)
     return untuned
+
+
+def _others(untuned: Plan, chosen: Config) -> tuple[Config, ...]:
+    """The heuristic's ranking without what was chosen instead."""
+    return tuple(config for config in (untuned.config, *untuned.alternatives) if config != chosen)
 
 
 def _remembered(problem: Problem, device: Device) -> Iterator[cache.Remembered]:
