@@ -4,6 +4,8 @@ For every bucketed problem of the corpus (Gram matrices and weight gradients apa
 torch as one would write it by hand, the heuristic's first candidate, and what is remembered. One JSON line each. With
 `--every-m` instead: routers for M from 1 to 64, buckets' ends and their middles. With `--since EARLIER`, the records of
 that file are taken over where both choices are what they were.
+
+The same kernel differs by some 3 % from one graph to the next; to tell one M from the next, `--every-m` pools more.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from decompose_k.shapes import corpus
 from decompose_k.timing import make_input_sets, time_variants
 
 LEFT_OUT = ("gram", "wgrad")
+# (graphs, repetitions over all of them)
+EFFORT, EVERY_M_EFFORT = (2, 9), (8, 32)
 EVERY_M = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 ROUTERS = ((256, 7168), (128, 2880))
 
@@ -60,7 +64,9 @@ def choices(problem: Problem, device: Device) -> dict[str, Config]:
     return {"first": candidates(problem.bucketed(), device)[0], "chosen": plan(problem, device).config}
 
 
-def measured(problems: dict[Problem, str], place: torch.device, deadline: float) -> Iterator[dict[str, object]]:
+def measured(
+    problems: dict[Problem, str], place: torch.device, deadline: float, effort: tuple[int, int]
+) -> Iterator[dict[str, object]]:
     """One record for each problem until the deadline."""
     device, machine = Device.of(place), Machine.of(place)
     for problem, suite in problems.items():
@@ -72,7 +78,16 @@ def measured(problems: dict[Problem, str], place: torch.device, deadline: float)
         calls = {"torch": torch_product(problem)[1], "first": own_product(problem, configs["first"])}
         if configs["chosen"] != configs["first"]:
             calls["chosen"] = own_product(problem, configs["chosen"])
-        timings = time_variants(calls, operands, place, bytes_per_set=problem.bytes, repetitions=9, graph_calls=100)
+        graphs, repetitions = effort
+        timings = time_variants(
+            calls,
+            operands,
+            place,
+            bytes_per_set=problem.bytes,
+            repetitions=repetitions,
+            graph_calls=100,
+            graphs=graphs,
+        )
         medians = {name: round(timing.p50_us, 3) for name, timing in timings.items()}
         yield {
             "suite": suite,
@@ -119,6 +134,7 @@ def main() -> None:
     place = torch.device("cuda", torch.cuda.current_device())
     device = Device.of(place)
     problems = router_problems() if arguments.every_m else corpus_problems()
+    effort = EVERY_M_EFFORT if arguments.every_m else EFFORT
     kept = unchanged(arguments.since, problems, device)
     changed = {problem: suite for problem, suite in problems.items() if problem not in kept}
     work = [
@@ -129,7 +145,7 @@ def main() -> None:
     ]
     compile_ahead(work, place, arguments.jobs)
     with arguments.file.open("w", encoding="utf-8") as file:
-        for record in (*kept.values(), *measured(changed, place, deadline)):
+        for record in (*kept.values(), *measured(changed, place, deadline, effort)):
             file.write(json.dumps(record) + "\n")
 
 

@@ -67,7 +67,7 @@ def main() -> None:
     """Measure every pair on every shape, in inference mode."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--batches", type=int, default=21)
+    parser.add_argument("--batches", type=int, default=61)
     arguments = parser.parse_args()
     machine = Machine.of(torch.device("cuda"))
     with arguments.file.open("w", encoding="utf-8") as file, torch.inference_mode():

@@ -60,10 +60,10 @@ def warm_blindly(*arguments, bias=None, call=dk.matmul, by_address=False, **opti
 
     key = calls.call_key(a, b, bias, *values, names)
     assert key is not None
-    CALLS.keeper(key)(Shortcuts(blind, blind, by_address))
+    CALLS.keeper(key)(Shortcuts(blind, blind, None, by_address))
     for _ in range(2):
         assert call(a, b, bias=bias, **options).isnan().all()
-    assert len(CALLS._guarded) == 1
+    assert len(CALLS.guarded) == 1
 
 
 def by_the_long_way(*arguments, call=dk.matmul, **options):

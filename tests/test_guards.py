@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
@@ -201,25 +202,39 @@ def test_what_equals_an_argument_does_not_pass_for_it(right, wrong):
 
 
 EQUALS = {
-    "alpha": (0, 1.0, (1, True)),
-    "beta": (1, 0.0, (0, False)),
-    "batch_invariant": (5, True, (1, 1.0)),
-    "static_b": (6, False, (0, 0.0)),
-    "split_k": (7, 4, (4.0, 4 + 0j, numpy.int64(4))),
-    "split_k_of_one": (7, 1, (True, 1.0)),
+    "alpha": (1.0, (1, True)),
+    "beta": (0.0, (0, False)),
+    "batch_invariant": (True, (1, 1.0)),
+    "static_b": (False, (0, 0.0)),
+    "static_weight": (False, (0, 0.0)),
+    "split_k": (4, (4.0, 4 + 0j, numpy.int64(4))),
+    "split_k of one": (1, (True, 1.0)),
+}
+EQUALS_OF_CALLS = {
+    f"{call.__name__}-{name}": (call, name.split()[0], *values)
+    for call, lacking in ((dk.matmul, {"static_weight"}), (dk.linear, {"alpha", "beta", "static_b"}))
+    for name, values in EQUALS.items()
+    if name not in lacking
 }
 
 
-@pytest.mark.parametrize(("place", "right", "wrong"), EQUALS.values(), ids=EQUALS)
-def test_a_guarded_call_is_not_taken_for_what_equals_its_arguments(place, right, wrong):
-    made = calls.Calls()
-    arguments = [*DEFAULTS, MATMUL]
-    arguments[place] = right
-    made._guarded[A.shape, B.shape, A.dtype, True, tuple(arguments)] = lambda a, b, bias: a @ b
-    assert made.by_guards(A, B, None, tuple(arguments)) is not None
+@pytest.mark.parametrize(("call", "name", "right", "wrong"), EQUALS_OF_CALLS.values(), ids=EQUALS_OF_CALLS)
+def test_a_guarded_call_is_not_taken_for_what_equals_its_arguments(call, name, right, wrong, monkeypatch):
+    """What a call finds under an equal key gives NaN, and only the exact arguments may have it."""
+    operands = (A, B) if call is dk.matmul else (A, B.T)
+    asked = []
+
+    class Found(dict):
+        def get(self, key):
+            asked.append(hash(key))
+            return lambda a, b, bias: torch.full((6, 24), float("nan"))
+
+    monkeypatch.setattr(api, "GUARDED", Found())
+    assert call(*operands, **{name: right}).isnan().all()
     for value in wrong:
-        arguments[place] = value
-        assert made.by_guards(A, B, None, tuple(arguments)) is None
+        with contextlib.suppress(TypeError, ValueError):
+            assert not call(*operands, **{name: value}).isnan().any()
+    assert len(set(asked)) == 1
 
 
 @pytest.mark.parametrize(
@@ -253,20 +268,19 @@ def test_what_was_planned_under_a_setting_is_not_run_under_another(owner, monkey
     setting = getattr(torch.backends, owner).matmul
     before = setting.fp32_precision
     warm(A, B)
-    CALLS._guarded.clear()
-    (entry,) = CALLS._shortcuts.values()
-    shortcut, by_address = entry
+    CALLS.guarded.clear()
+    (shortcuts,) = CALLS._shortcuts.values()
 
     def changing(*arguments):
         setting.fp32_precision = "tf32"
-        return shortcut(*arguments)
+        return shortcuts.for_matmul(*arguments)
 
     for key in CALLS._shortcuts:
-        monkeypatch.setitem(CALLS._shortcuts, key, (changing, by_address))
+        monkeypatch.setitem(CALLS._shortcuts, key, shortcuts._replace(for_matmul=changing))
     try:
         dk.matmul(A, B)
         assert setting.fp32_precision == "tf32"
-        (guarded,) = CALLS._guarded.values()
+        (guarded,) = CALLS.guarded.values()
         assert guarded(A, B, None) is None
         setting.fp32_precision = before
         assert torch.equal(guarded(A, B, None), A @ B)
@@ -282,16 +296,16 @@ def test_halves_do_not_depend_on_the_setting_of_cuda():
 @needs_guards
 def test_a_choice_that_is_forgotten_meanwhile_has_no_guard(monkeypatch):
     warm(A, B)
-    CALLS._guarded.clear()
-    ((key, (shortcut, by_address)),) = CALLS._shortcuts.items()
+    CALLS.guarded.clear()
+    ((key, shortcuts),) = CALLS._shortcuts.items()
 
     def forgetting(*arguments):
         forget_choices()
-        return shortcut(*arguments)
+        return shortcuts.for_matmul(*arguments)
 
-    monkeypatch.setitem(CALLS._shortcuts, key, (forgetting, by_address))
+    monkeypatch.setitem(CALLS._shortcuts, key, shortcuts._replace(for_matmul=forgetting))
     torch.testing.assert_close(dk.matmul(A, B), A @ B)
-    assert CALLS._guarded == {}
+    assert CALLS.guarded == {}
 
 
 def test_operands_that_take_turns_go_by_key_in_the_end(keys):
@@ -322,7 +336,7 @@ def test_a_batch_with_odd_strides_of_single_rows_has_the_bits_of_the_first_call(
 def test_forgetting_forgets():
     warm(A, B)
     forget_choices()
-    assert CALLS._guarded == {}
+    assert CALLS.guarded == {}
 
 
 def test_nothing_is_held_in_memory():
@@ -339,7 +353,7 @@ def test_the_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(calls, "MOST_CALLS", 3)
     for m in range(1, 9):
         warm(*operands(m=m))
-        assert len(CALLS._guarded) <= 3
+        assert len(CALLS.guarded) <= 3
 
 
 @pytest.mark.parametrize("guards_of_torch", [None, lambda *tensors: None], ids=["none", "other_arguments"])
@@ -347,7 +361,7 @@ def test_without_such_guards_every_call_goes_by_its_key(guards_of_torch, monkeyp
     monkeypatch.setattr(guards, "_guards", guards_of_torch)
     torch.testing.assert_close(warm(A, B), A @ B)
     assert len(keys) == 3
-    assert CALLS._guarded == {}
+    assert CALLS.guarded == {}
 
 
 def guarded_by_address(a, b, bias=None):

@@ -17,12 +17,14 @@ from decompose_k.arguments import (
     check_out,
     result_dtype,
 )
-from decompose_k.calls import CALLS, call_key
+from decompose_k.calls import CALLS, NO_KEY, Key, call_key, is_compiling
 from decompose_k.execute import Keep, execute
 from decompose_k.ops import autocast_operand, has_autocast, needs_composite, needs_operator, product
 
 if TYPE_CHECKING:
     from decompose_k.config import Config
+
+GUARDED = CALLS.guarded
 
 
 def matmul(
@@ -75,34 +77,46 @@ def matmul(
     tensor([[8192., 8193.,    0.],
             [8192., 8193.,    0.]])
     """
-    key = None
-    if out is None:
-        arguments = (
-            alpha,
-            beta,
-            activation,
-            out_dtype,
-            precision,
-            batch_invariant,
-            static_b,
-            split_k,
-            backend,
-            config,
-            MATMUL,
-        )
-        result = CALLS.by_guards(a, b, bias, arguments)
-        if result is not None:
-            return result
-        key = call_key(a, b, bias, *arguments)
-        result = None if key is None else CALLS.by_key(key, a, b, bias, arguments)
-        if result is not None:
-            return result
-    check_operands(a, b, MATMUL, b_rows=0, least_rank=2)
+    brief = None
+    if out is None and not is_compiling():
+        # Here and not in a function, which would cost every eager product 0.1 us.
+        try:
+            brief = (
+                a.shape,
+                b.numel(),
+                a.dtype,
+                bias is None,
+                alpha,
+                beta,
+                activation,
+                out_dtype,
+                precision,
+                batch_invariant,
+                static_b,
+                split_k,
+                backend,
+                config,
+                MATMUL,
+            )
+            guarded = GUARDED.get(brief)
+        except NO_KEY:
+            guarded = None
+        # Neither True may pass for 1, nor 4.0 for 4: equal keys do not tell.
+        if (
+            guarded is not None
+            and isinstance(alpha, float)
+            and isinstance(beta, float)
+            and (batch_invariant is False or batch_invariant is True)
+            and (static_b is False or static_b is True)
+            and (split_k is None or split_k.__class__ is int)
+        ):
+            result = guarded(a, b, bias)
+            if result is not None:
+                return result
     options = Options(
         alpha, beta, activation, out_dtype, precision, batch_invariant, static_b, split_k, backend, config
     )
-    keep = None if key is None else CALLS.keeper(key)
-    return _multiply(a, b, bias, options, out, MATMUL, keep)
+    return _by_key_or_anew(a, b, bias, options, out, MATMUL, brief)
 
 
 def linear(
@@ -148,34 +162,66 @@ def linear(
     >>> linear(torch.ones(4096), torch.ones(2, 4096), torch.tensor([0.5, -0.5]))
     tensor([4096.5000, 4095.5000])
     """
-    key = None
-    if out is None:
-        arguments = (
-            1.0,
-            1.0,
-            activation,
-            out_dtype,
-            precision,
-            batch_invariant,
-            static_weight,
-            split_k,
-            backend,
-            config,
-            LINEAR,
-        )
-        result = CALLS.by_guards(x, weight, bias, arguments)
-        if result is not None:
-            return result
-        key = call_key(x, weight, bias, *arguments)
-        result = None if key is None else CALLS.by_key(key, x, weight, bias, arguments)
-        if result is not None:
-            return result
-    check_operands(x, weight, LINEAR, b_rows=1, least_rank=1)
+    brief = None
+    if out is None and not is_compiling():
+        try:
+            brief = (
+                x.shape,
+                weight.numel(),
+                x.dtype,
+                bias is None,
+                activation,
+                out_dtype,
+                precision,
+                batch_invariant,
+                static_weight,
+                split_k,
+                backend,
+                config,
+                LINEAR,
+            )
+            guarded = GUARDED.get(brief)
+        except NO_KEY:
+            guarded = None
+        if (
+            guarded is not None
+            and (batch_invariant is False or batch_invariant is True)
+            and (static_weight is False or static_weight is True)
+            and (split_k is None or split_k.__class__ is int)
+        ):
+            result = guarded(x, weight, bias)
+            if result is not None:
+                return result
     options = Options(
         1.0, 1.0, activation, out_dtype, precision, batch_invariant, static_weight, split_k, backend, config
     )
-    keep = None if key is None else CALLS.keeper(key)
-    return _multiply(x, weight.t(), bias, options, out, LINEAR, keep)
+    return _by_key_or_anew(x, weight, bias, options, out, LINEAR, brief)
+
+
+def _by_key_or_anew(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: Options,
+    out: torch.Tensor | None,
+    names: Names,
+    brief: Key | None,
+) -> torch.Tensor:
+    """What no guard knew; `b` is the weight as `linear` takes it where `names` are those of `linear`."""
+    keep = None
+    if brief is not None:
+        key = call_key(a, b, bias, *options, names)
+        if key is not None:
+            result = CALLS.by_key(key, a, b, bias, brief)
+            if result is not None:
+                return result
+            keep = CALLS.keeper(key)
+    if names is LINEAR:
+        check_operands(a, b, names, b_rows=1, least_rank=1)
+        b = b.t()
+    else:
+        check_operands(a, b, names, b_rows=0, least_rank=2)
+    return _multiply(a, b, bias, options, out, names, keep)
 
 
 def _multiply(

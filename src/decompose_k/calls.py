@@ -17,8 +17,8 @@ from torch.autograd import forward_ad
 
 from decompose_k.arguments import LINEAR, Names
 from decompose_k.cache import forgettable
-from decompose_k.execute import Shortcut, Shortcuts, cpu_precision, default_precision
-from decompose_k.guards import current_device, guard
+from decompose_k.execute import Shortcuts, cpu_precision, default_precision
+from decompose_k.guards import current_device, guard, is_folded
 from decompose_k.record import RECORDINGS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ MOST_GUARDS = 8
 
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _forward_ad: Any = forward_ad
-_is_compiling = torch.compiler.is_compiling
+is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -45,77 +45,59 @@ _has_autocast: Callable[[], bool] = getattr(
 )
 
 Key = tuple[Any, ...]
-# A call's arguments besides its tensors and `out`, as `call_key` names them from alpha to names.
-Arguments = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Names]
+# What a key of operands raises: no tensors, or nested ones, or an argument that cannot be hashed.
+NO_KEY = (AttributeError, TypeError, RuntimeError)
 
 
 class Calls:
-    """What first calls led to, bounded: further calls get their results by a key of everything, or by guards."""
+    """What first calls led to, bounded: further calls get their results by a key of everything, or by guards.
+
+    `guarded` holds what guards watch over, by a brief key: of the shape of a, numel of b, dtype of a, whether there is
+    no bias, and all other arguments.
+    """
 
     def __init__(self) -> None:
-        self._shortcuts: dict[Key, tuple[Shortcut, bool]] = {}
-        self._guarded: dict[Key, Guarded] = {}
+        self.guarded: dict[Key, Guarded] = {}
+        self._shortcuts: dict[Key, Shortcuts] = {}
         self._made: Counter[Key] = Counter()
         self._generation = 0
 
     def __len__(self) -> int:
         return len(self._shortcuts)
 
-    def by_guards(self, a: Any, b: Any, bias: Any, arguments: Arguments) -> torch.Tensor | None:
-        """The result of a call alike in all but the data to one that went by key; None where guards say it is not."""
-        # What the guards of tensors do not see, of modes most.
-        if _is_compiling() or RECORDINGS.active != () or _dispatch_modes() > 0 or _forward_ad._current_level >= 0:
-            return None
-        try:
-            guarded = self._guarded.get((a.shape, b.shape, a.dtype, bias is None, arguments))
-        except (AttributeError, TypeError, RuntimeError):
-            # No tensors, or nested ones, or an argument that cannot be hashed.
-            return None
-        if guarded is None:
-            return None
-        alpha, beta, _, _, _, batch_invariant, static_b, split_k, _, _, _ = arguments
-        # Neither True may pass for 1, nor 4.0 for 4: equal keys do not tell.
-        if (
-            alpha.__class__ is float
-            and beta.__class__ is float
-            and (batch_invariant is False or batch_invariant is True)
-            and (static_b is False or static_b is True)
-            and (split_k is None or split_k.__class__ is int)
-        ):
-            return guarded(a, b, bias)
-        return None
-
-    def by_key(self, key: Key, a: Any, b: Any, bias: Any, arguments: Arguments) -> torch.Tensor | None:
+    def by_key(self, key: Key, a: Any, b: Any, bias: Any, brief: Key) -> torch.Tensor | None:
         """The result of a call with a key that was kept; None without one, or where it cannot be had at the moment."""
         generation = self._generation
-        found = self.find(key)
-        if found is None:
+        shortcuts = self.find(key)
+        if shortcuts is None:
             return None
-        shortcut, by_address = found
         is_linear = key[0] is LINEAR
+        shortcut = shortcuts.for_linear if is_linear else shortcuts.for_matmul
         m = a.numel() // b.shape[1] if is_linear else a.shape[0]
         result = shortcut(a, b, bias, m)
         if result is None:
             return None
         shape = (*a.shape[:-1], b.shape[0] if is_linear else b.shape[1])
-        brief = (a.shape, b.shape, a.dtype, bias is None, arguments)
         # Operands of one shape that differ otherwise take turns here, and to make a guard takes as long as a key.
         if self._made[brief] < MOST_GUARDS:
-            guarded = guard(shortcut, a, b, bias, m, shape, by_address=by_address, settings=settings_in(key))
+            settings = settings_in(key)
+            if is_linear and shortcuts.for_folded is not None and is_folded(a):
+                shortcut = shortcuts.for_folded
+            guarded = guard(shortcut, a, b, bias, m, shape, by_address=shortcuts.by_address, settings=settings)
             # The choice may have been forgotten meanwhile, by another thread.
             if guarded is not None and generation == self._generation:
                 self._keep(brief, guarded)
         return result if result.dim() == len(shape) else result.view(shape)
 
     def _keep(self, brief: Key, guarded: Guarded) -> None:
-        if len(self._guarded) >= MOST_CALLS:
-            self._guarded.clear()
+        if len(self.guarded) >= MOST_CALLS:
+            self.guarded.clear()
             self._made.clear()
-        self._guarded[brief] = guarded
+        self.guarded[brief] = guarded
         self._made[brief] += 1
 
-    def find(self, key: Key) -> tuple[Shortcut, bool] | None:
-        """The shortcut of a like call, and whether it goes by address, if there was one."""
+    def find(self, key: Key) -> Shortcuts | None:
+        """The shortcuts of a like call, if there was one."""
         try:
             return self._shortcuts.get(key)
         except TypeError:
@@ -131,8 +113,7 @@ class Calls:
                 return
             if len(self._shortcuts) >= MOST_CALLS:
                 self._shortcuts.clear()
-            shortcut = shortcuts.for_linear if key[0] is LINEAR else shortcuts.for_matmul
-            self._shortcuts[key] = shortcut, shortcuts.by_address
+            self._shortcuts[key] = shortcuts
 
         return keep
 
@@ -140,7 +121,7 @@ class Calls:
         """Drop every shortcut, after which the next calls are planned anew."""
         self._generation += 1
         self._shortcuts.clear()
-        self._guarded.clear()
+        self.guarded.clear()
         self._made.clear()
 
 
@@ -179,7 +160,7 @@ def call_key(  # noqa: C901
         or not (batch_invariant is False or batch_invariant is True)
         or not (static_b is False or static_b is True)
         # Something besides the engine has to see the call: a transform, mode, tracer, recording, or autocast.
-        or _is_compiling()
+        or is_compiling()
         or _transforms() is not None
         or RECORDINGS.active != ()
         or _dispatch_modes() > 0

@@ -31,10 +31,12 @@ class Shortcuts(NamedTuple):
     """What further calls like one come down to: of `matmul`, and of `linear` with x [..., K] and weight [N, K].
 
     Where they go `by_address`, nothing after them asks whether there is memory, how it is aligned, and whose it is.
+    `for_folded` is a shorter one of `linear`, where there is one, for an x that `guards.is_folded`.
     """
 
     for_matmul: Shortcut
     for_linear: Shortcut
+    for_folded: Shortcut | None
     by_address: bool
 
 
@@ -125,7 +127,7 @@ def execute(
         activation=options.activation,
         out_dtype=out_dtype,
         out=out,
-        keep=None if keep is None else lambda repeat: keep(Shortcuts(repeat, repeat, by_address=True)),
+        keep=None if keep is None else lambda repeat: keep(Shortcuts(repeat, repeat, None, by_address=True)),
     )
 
 

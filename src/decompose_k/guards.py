@@ -3,8 +3,8 @@
 `call_key` gathers all that a call's way depends on, which costs the host 4.5 us, a third of a whole torch.mm. The
 guards by which torch's compiler recognises its inputs compare type, dtype, device, sizes, strides, requires_grad and
 dispatch keys (with them autocast, transforms, tracing, modes and inference mode) of all operands in 0.2 us. What they
-do not see is asked here: whether gradients are recorded, torch's settings of fp32 products, the current device, and
-where the operands lie in memory.
+do not see is asked here: modes that compilers look through, recordings, tangents, whether gradients are recorded,
+torch's settings of fp32 products, the current device, and where the operands lie in memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
 from decompose_k.execute import cpu_precision, default_precision
+from decompose_k.record import RECORDINGS
 
 if TYPE_CHECKING:
     from decompose_k.execute import Shortcut
@@ -27,6 +29,8 @@ _guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", Non
 # A torch without CUDA has no such function, and no tensor that would get as far as to ask.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _is_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_forward_ad: Any = forward_ad
 
 
 def guard(
@@ -61,6 +65,8 @@ def guard(
     def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         if not (is_alike(a, b) if bias is None else is_alike(a, b, bias)):
             return None
+        if RECORDINGS.active != () or _dispatch_modes() > 0 or _forward_ad._current_level >= 0:
+            return None
         if needs_gradient and _is_grad_enabled():
             return None
         if by_address and not _are_reachable(a, b, bias, index):
@@ -73,6 +79,14 @@ def guard(
         return result if rank == 2 or result is None or result.dim() == rank else result.view(shape)
 
     return call
+
+
+def is_folded(x: torch.Tensor) -> bool:
+    """Whether torch's own linear layer multiplies x [M, K] or [B, T, K] as its rows, with the bits of that.
+
+    Of three dimensions it does where the strides are those of rows; contiguous x may have odd ones where a size is 1.
+    """
+    return x.dim() == 2 or (x.dim() == 3 and x.stride() == (x.shape[1] * x.shape[2], x.shape[2], 1))
 
 
 def _are_reachable(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, index: int) -> bool:
