@@ -217,7 +217,7 @@ def test_an_unknown_variant_is_refused():
 
 def test_measuring_gives_a_row_for_each_variant():
     found = small_bench(variants=DEFAULT_VARIANTS).measure(SMALL)
-    assert (found.wrong, found.broken) == ([], [])
+    assert (found.failures, found.missing) == ([], [])
     rows = found.rows
     assert [row.variant for row in rows][:1] == [TORCH]
     assert {row.ours for row in rows} == {True, False}
@@ -252,7 +252,8 @@ def test_a_variant_that_raises_is_said_and_the_others_are_measured(monkeypatch):
     monkeypatch.setattr(measure, "variants_of", with_a_broken_one)
     found = small_bench(variants=(TORCH, AUTO)).measure(SMALL)
     assert {row.variant for row in found.rows} == {TORCH, AUTO}
-    assert [str(broken).endswith("compiled: RuntimeError: no compiler here") for broken in found.broken] == [True]
+    assert [broken.endswith("compiled: RuntimeError: no compiler here") for broken in found.missing] == [True]
+    assert found.failures == []
 
 
 def test_a_wrong_variant_is_reported_and_not_timed(monkeypatch):
@@ -264,9 +265,10 @@ def test_a_wrong_variant_is_reported_and_not_timed(monkeypatch):
 
     monkeypatch.setattr(measure, "variants_of", with_a_wrong_one)
     found = small_bench(variants=DEFAULT_VARIANTS).measure(SMALL)
-    assert [wrong.variant.name for wrong in found.wrong] == ["wrong"]
+    assert found.failures == []
     assert "wrong" not in {row.variant for row in found.rows}
-    assert "a wrong one: error 2." in str(found.wrong[0])
+    (wrong,) = found.missing
+    assert "a wrong one: error 2." in wrong
 
 
 def test_a_variant_that_gives_nan_is_wrong(monkeypatch):
@@ -275,7 +277,19 @@ def test_a_variant_that_gives_nan_is_wrong(monkeypatch):
         return (*variants_of(*arguments), nan)
 
     monkeypatch.setattr(measure, "variants_of", with_nan)
-    assert [wrong.variant.name for wrong in small_bench(variants=(TORCH,)).measure(SMALL).wrong] == ["nan"]
+    (wrong,) = small_bench(variants=(TORCH,)).measure(SMALL).missing
+    assert "nan: error nan" in wrong
+
+
+def test_what_is_wrong_of_ours_is_a_failure(monkeypatch):
+    def with_nan(*arguments):
+        return (*variants_of(*arguments), Variant(AUTO, "ours", lambda a, b: torch.full((4, 3), torch.nan), "torch"))
+
+    monkeypatch.setattr(measure, "variants_of", with_nan)
+    found = small_bench(variants=(TORCH,)).measure(SMALL)
+    assert found.missing == []
+    (wrong,) = found.failures
+    assert "ours: error nan" in wrong
 
 
 @pytest.fixture

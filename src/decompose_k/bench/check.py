@@ -57,10 +57,6 @@ class Checked:
         shape = self.case.shape
         return describe_dtypes(*map(dtype_name, (shape.a_dtype, shape.b_dtype, shape.out_dtype)))
 
-    def as_broken(self) -> Broken:
-        """Why this is not timed, where an alternative is less exact than we hold ourselves to."""
-        return Broken(self.case, self.variant, f"error {self.error:.2e}, allowed {self.bound:.2e}")
-
     def __str__(self) -> str:
         return f"{self.case}: {self.variant.label}: error {self.error:.2e}, allowed {self.bound:.2e}"
 

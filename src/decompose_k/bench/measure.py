@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from decompose_k.accuracy import brief
+from decompose_k.bench.cases import LeftOut
 from decompose_k.bench.check import Broken, Checked, call_first, check, make_inputs
 from decompose_k.bench.columns import COLUMNS, Effort, InputSets, measure_columns
 from decompose_k.bench.compiled import forget_compiled
 from decompose_k.bench.rows import Row
 from decompose_k.bench.search import best_of_choices, best_of_options
 from decompose_k.bench.suites import variants_for
+from decompose_k.bench.turns import Alone, Turns
 from decompose_k.bench.variant import TORCH
 from decompose_k.bench.variants import variants_of
 from decompose_k.dtypes import dtype_name
@@ -36,11 +39,21 @@ _AGAIN = "again"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of a case: rows of the variants that are right, those that are wrong, those that raised."""
+    """What came of a case: rows of the variants that are right, and a sentence for each other one.
 
-    rows: list[Row]
-    wrong: list[Checked]
-    broken: list[Broken]
+    `failures` are of ours, wrong or raising; `missing` are alternatives that raise or are less exact than we allow.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rows: list[Row], broken: list[Broken], wrong: list[Checked]) -> Measured:
+        """Rows, what raised, and what was wrong."""
+        left_out: list[Broken | Checked] = [*broken, *wrong]
+        ours = [str(one) for one in left_out if one.variant.ours]
+        return cls(rows, ours, [str(one) for one in left_out if not one.variant.ours])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +69,44 @@ class Bench:
     search: bool = False
     columns: tuple[str, ...] = COLUMNS
 
-    def measure(self, case: Case) -> Measured:
+    def measure_or_leave_out(
+        self, case: Case, seconds: float | None = None, turns: Turns | None = None
+    ) -> Measured | LeftOut:
+        """Measure a case, for at most `seconds` of timing; left out is one for which there is not enough memory."""
+        limits = [limit for limit in (self.seconds, seconds) if limit is not None]
+        try:
+            return replace(self, seconds=min(limits, default=None)).measure(case, turns or Alone())
+        except torch.OutOfMemoryError as error:
+            return LeftOut(case, brief(error))
+
+    def measure(self, case: Case, turns: Turns | None = None) -> Measured:
         """Check and time every variant of a case."""
-        forget_compiled()
+        turns = turns or Alone()
+        with turns.compiling():
+            forget_compiled()
+            with turns.gpu():
+                input_sets = self._input_sets(case)
+            names = variants_for(case.shape.suite) if self.variants is None else self.variants
+            chosen, broken = call_first(case, variants_of(case, self.device, names), *input_sets[0])
+        if not chosen or chosen[0].name != TORCH:
+            return Measured.of([], broken, [])
+        with turns.timing():
+            return self._timed(case, chosen, broken, input_sets)
+
+    def _input_sets(self, case: Case) -> InputSets:
         generator = torch.Generator(self.device).manual_seed(0)
         input_sets = make_input_sets(lambda: make_inputs(case, self.device, generator), case.bytes, self.device)
-        names = variants_for(case.shape.suite) if self.variants is None else self.variants
-        chosen, broken = call_first(case, variants_of(case, self.device, names), *input_sets[0])
-        if not chosen or chosen[0].name != TORCH:
-            return Measured([], [], broken)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return input_sets
+
+    def _timed(self, case: Case, chosen: Sequence[Variant], broken: list[Broken], input_sets: InputSets) -> Measured:
         chosen = [self._at_its_best(case, variant, input_sets) for variant in chosen]
         checks = check(case, chosen, input_sets)
         right = [checked for checked in checks if checked.passed]
         wrong = [checked for checked in checks if not checked.passed]
         if not right:
-            return Measured([], wrong, broken)
+            return Measured.of([], broken, wrong)
         variants = [checked.variant for checked in right]
         timings, noise = self._headline(case, variants, input_sets)
         effort = Effort(max(3, self.repetitions // _COLUMN_SHARE), self._column_seconds())
@@ -84,7 +120,7 @@ class Bench:
             )
             for checked in right
         ]
-        return Measured(rows, wrong, broken)
+        return Measured.of(rows, broken, wrong)
 
     def _at_its_best(self, case: Case, variant: Variant, input_sets: InputSets) -> Variant:
         variant = best_of_options(case, variant, input_sets, self.device)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from decompose_k.accuracy import brief
 from decompose_k.bench.cases import Case, LeftOut, affordable
-from decompose_k.bench.check import Broken, Checked
 from decompose_k.bench.columns import COLUMNS
 from decompose_k.bench.machine import Ceilings, Machine, measure_ceilings, rate_dtype
-from decompose_k.bench.measure import Bench
-from decompose_k.bench.prepare import prepare
+from decompose_k.bench.measure import Bench, Measured
 from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, mend_jsonl, read_jsonl
 from decompose_k.bench.search import compile_choices
+from decompose_k.bench.side_by_side import Task, measure_here, measure_side_by_side, tuning_timer
 from decompose_k.bench.suites import variants_for
 from decompose_k.device import free_bytes
 from decompose_k.dtypes import dtype_name
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
 # Of a case's share of the budget; making operands and checking them against fp64 take the rest.
 _TIMED_SHARE = 0.5
-# Of what is left of the budget; what is not prepared by then is compiled when its turn comes.
-_PREPARING_SHARE = 0.5
 
 Announce = Callable[[str], None]
 
@@ -40,8 +36,8 @@ class Settings:
     """How a list of cases is measured: samples of each variant, seconds for a case's timing, seconds for everything.
 
     Without `variants`, a case has those that its suite is there to show. `search` gives each variant the best of its
-    configs; `jobs` processes compile their kernels first. With `prepare` such processes call every variant once before
-    anything is timed. `columns` are measured beside the headline.
+    configs. On a GPU `jobs` processes compile, of which one at a time is timed; on a CPU they would disturb each other.
+    `columns` are measured beside the headline.
     """
 
     repetitions: int = 30
@@ -50,7 +46,6 @@ class Settings:
     variants: tuple[str, ...] | None = None
     search: bool = False
     jobs: int = 1
-    prepare: bool = False
     columns: tuple[str, ...] = COLUMNS
     max_flops: float = float("inf")
     max_bytes: float = float("inf")
@@ -61,16 +56,25 @@ class Outcome:
     """What came out: rows, variants of ours that were wrong or raised, alternatives that did, cases not measured."""
 
     rows: list[Row] = field(default_factory=list)
-    failures: list[Checked | Broken] = field(default_factory=list)
-    missing: list[Broken] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
         """One sentence for each case left out, each variant that was wrong or could not run."""
         wrong = [f"WRONG and not timed: {failure}" for failure in self.failures]
-        missing = [f"not measured: {broken}" for broken in self.missing]
+        missing = [f"not measured: {missing}" for missing in self.missing]
         return wrong + missing + [f"{left.case}: {left.reason}" for left in self.left_out]
+
+    def add(self, found: Measured | LeftOut) -> None:
+        """What came of one case."""
+        if isinstance(found, LeftOut):
+            self.left_out.append(found)
+            return
+        self.rows += found.rows
+        self.failures += found.failures
+        self.missing += found.missing
 
 
 def open_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> list[Row]:
@@ -108,8 +112,9 @@ def run_cases(
     outcome = Outcome(rows=list(done))
     measured = {row.case for row in done}
     todo = [case for case in cases if _key(case, machine) not in measured]
+    is_shared = device.type == "cuda" and settings.jobs > 1 and tuning_timer() is not None
     # Two sets of operands, the widened copies of a baseline, and room for everything else.
-    limit = int(min(settings.max_bytes, free_bytes(device) // 6))
+    limit = int(min(settings.max_bytes, free_bytes(device) // (6 * (settings.jobs if is_shared else 1))))
     todo, outcome.left_out = affordable(todo, max_bytes=limit, max_flops=settings.max_flops)
     if not todo:
         return outcome
@@ -131,44 +136,33 @@ def run_cases(
     if bench.search:
         announce("compiling the candidates")
         compile_choices(todo, names, device, settings.jobs)
-    if settings.prepare:
-        seconds = None if deadline is None else max(0.0, _PREPARING_SHARE * (deadline - clock()))
-        prepare(todo, names, device, settings.jobs, seconds=seconds, announce=announce)
     spent: list[float] = []
-    for place, case in enumerate(todo):
-        started = clock()
-        left = None if deadline is None else deadline - started
-        # A case that would likely end past the budget is not begun: whoever stops the run from outside takes its rows.
-        if left is not None and left <= sum(spent) / max(1, len(spent)):
-            outcome.left_out += [LeftOut(case, "the time budget was used up") for case in todo[place:]]
-            break
-        announce(str(case))
-        share = None if left is None else _TIMED_SHARE * left / (len(todo) - place)
-        _measure(replace(bench, seconds=_least(settings.seconds, share)), case, folder, outcome)
-        spent.append(clock() - started)
+
+    def tasks() -> Iterator[Task]:
+        for place, case in enumerate(todo):
+            left = None if deadline is None else deadline - clock()
+            # One that would likely end past the budget is not begun: whoever stops the run from outside takes its rows.
+            if left is not None and left <= sum(spent) / max(1, len(spent)):
+                outcome.left_out += [LeftOut(case, "the time budget was used up") for case in todo[place:]]
+                return
+            announce(str(case))
+            yield Task(case, None if left is None else _TIMED_SHARE * left / (len(todo) - place))
+
+    def finish(_: Task, found: Measured | LeftOut, seconds: float) -> None:
+        spent.append(seconds)
+        if isinstance(found, Measured):
+            append_jsonl(folder / JSONL_NAME, found.rows)
+        outcome.add(found)
+
+    if is_shared and len(todo) > 1:
+        measure_side_by_side(bench, tasks(), min(settings.jobs, len(todo)), finish)
+    else:
+        measure_here(bench, tasks(), finish)
     return outcome
-
-
-def _measure(bench: Bench, case: Case, folder: Path, outcome: Outcome) -> None:
-    try:
-        measured = bench.measure(case)
-    except torch.OutOfMemoryError as error:
-        outcome.left_out.append(LeftOut(case, brief(error)))
-        return
-    append_jsonl(folder / JSONL_NAME, measured.rows)
-    outcome.rows += measured.rows
-    outcome.failures += [checked for checked in measured.wrong if checked.variant.ours]
-    outcome.failures += [broken for broken in measured.broken if broken.variant.ours]
-    outcome.missing += [checked.as_broken() for checked in measured.wrong if not checked.variant.ours]
-    outcome.missing += [broken for broken in measured.broken if not broken.variant.ours]
 
 
 def _ceilings(cases: Sequence[Case], device: torch.device) -> Ceilings:
     return measure_ceilings(device, {rate_dtype(case.shape.a_dtype, case.shape.b_dtype) for case in cases})
-
-
-def _least(*limits: float | None) -> float | None:
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _key(case: Case, machine: Machine) -> tuple[object, ...]:

@@ -67,7 +67,7 @@ def demo(
     wrong = [checked for checked in checks if not checked.passed]
     with progress(console, len(demo_cases()) + 1) as announce:
         outcome = run_demo(where, output, seconds, announce)
-    outcome.failures += [failure for failure in wrong if str(failure) not in map(str, outcome.failures)]
+    outcome.failures += [str(failure) for failure in wrong if str(failure) not in outcome.failures]
     _finish(console, output, outcome)
 
 
@@ -117,11 +117,9 @@ def measure(
             "--search", help="On a GPU: give every variant that was not tuned the best of its configs, by measuring."
         ),
     ] = False,
-    prepare: Annotated[
-        bool,
-        typer.Option("--prepare", help="First call everything once in --jobs processes: fills caches."),
-    ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes for --search and --prepare.")] = 4,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="On a GPU: processes that compile, of which one at a time is timed, alone.")
+    ] = 4,
     part: Annotated[
         str,
         typer.Option(help="I/N: the Ith of N parts of the cases, for several GPUs; their rows together are the run."),
@@ -164,7 +162,6 @@ def measure(
             None if variants is None else _chosen("variants", variants, VARIANTS),
             search,
             jobs,
-            prepare,
             () if columns == "none" else _chosen("columns", columns, COLUMNS),
         )
         folder = Path("decompose-k-bench") if output is None else output
