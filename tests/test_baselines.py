@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from decompose_k.accuracy import allowed_error, relative_error, torch_product, truth
+from decompose_k.bench import compiled as bench_compiled
 from decompose_k.bench import ours
 from decompose_k.bench.baselines import BASELINE_MAKERS, compiled, compiled_split, custom_op, custom_op_fused
 from decompose_k.bench.cases import custom_case
@@ -139,25 +142,72 @@ def test_a_search_leaves_what_was_measured_already(make, origin, monkeypatch):
     assert set(variant.choices) - {pair} == ({other} if origin == HEURISTIC else set())
 
 
-def test_candidates_are_timed_again_where_an_earlier_process_left_timings(tmp_path, monkeypatch):
-    """Another process may have timed them on a busy machine: its timings lie in the compiler's cache."""
+@pytest.fixture
+def timed(monkeypatch):
+    """One entry for each time that candidates were timed."""
     from torch._inductor import select_algorithm
-    from torch._inductor.utils import fresh_cache
 
-    timed = []
+    entries = []
     run = select_algorithm.AlgorithmSelectorCache.autotune
 
     def spy(*args, **options):
-        timed.append(1)
+        entries.append(1)
         return run(*args, **options)
 
     monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "autotune", spy)
+    return entries
+
+
+def forget_in_memory():
+    """As another process, which lacks what this one keeps in memory."""
+    from torch._inductor import select_algorithm
+
+    forget_compiled()
+    select_algorithm.get_algorithm_selector_cache().cache_clear()
+
+
+def test_candidates_are_timed_again_where_an_earlier_process_left_timings(tmp_path, timed):
+    """Another process may have timed them on a busy machine: its timings lie in the compiler's cache."""
+    from torch._inductor.utils import fresh_cache
+
     a, b = operands(SEED)
     with fresh_cache(dir=str(tmp_path)):
         for _ in range(2):
-            forget_compiled()
-            # What this process keeps in memory, another one lacks.
-            select_algorithm.get_algorithm_selector_cache().cache_clear()
+            forget_in_memory()
             before = len(timed)
             custom_op(SEED, CPU).call(a, b)
             assert len(timed) > before
+
+
+def test_within_a_run_on_a_gpu_candidates_are_timed_once_and_what_was_chosen_is_told_twice(timed, monkeypatch):
+    as_on_a_gpu = bench_compiled._without_caches
+    monkeypatch.setattr(bench_compiled, "_without_caches", lambda **_: as_on_a_gpu(keeps_timings=True))
+    a, b = operands(SEED)
+    for _ in range(2):
+        with bench_compiled.fresh_timings():
+            chosen = []
+            before = len(timed)
+            for _ in range(2):
+                forget_in_memory()
+                variant = custom_op(SEED, CPU)
+                variant.call(a, b)
+                # Names end in a count of the process.
+                chosen.append(variant.chosen().partition(" ")[0].rpartition("_")[0])
+            assert len(timed) == before + 1
+            assert chosen[0] == chosen[1] != ""
+
+
+@pytest.mark.parametrize("before", [None, "/somewhere"])
+def test_fresh_timings_leave_the_environment_as_it_was(before, monkeypatch):
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    for name in names:
+        monkeypatch.setenv(name, before or "")
+        if before is None:
+            monkeypatch.delenv(name)
+    with bench_compiled.fresh_timings():
+        folder, kernels = map(os.environ.get, names)
+        assert folder not in (None, before)
+        assert kernels == (before or str(Path.home() / ".triton" / "cache"))
+        assert list(Path(folder).iterdir()) == []
+    assert [os.environ.get(name) for name in names] == [before, before]
+    assert not Path(folder).exists()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import threading
+import signal
+import subprocess
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +58,10 @@ def test_each_task_is_done_once(jobs):
 
 @dataclass(frozen=True)
 class Fake:
-    """What stands for a bench in another process: it answers with how long it may take, or dies, or raises."""
+    """What stands for a bench in another process: it answers with how long it may take, or dies, or raises.
+
+    What it does in its turns is written into a file: begin and end with the process, on one clock for all.
+    """
 
     dies_at: int | None = None
     raises_at: int | None = None
@@ -65,23 +69,25 @@ class Fake:
 
     def measure_or_leave_out(self, case, seconds, turns):
         if self.dies_at == case.shape.k:
-            with turns.compiling():
+            with turns.machine():
                 os._exit(1)
         if self.raises_at == case.shape.k:
-            raise ValueError("no")
-        with turns.compiling():
-            self.note("compiling", 0.02)
-        with turns.timing():
-            self.note("timing", 0.02)
+            with turns.machine():
+                raise ValueError("no")
+        if self.log is not None:
+            for _ in range(20):
+                self.note("host", 0.002)
+            with turns.gpu():
+                self.note("gpu", 0.02)
+            with turns.machine():
+                self.note("machine", 0.05)
         return Measured(missing=[str(seconds)])
 
     def note(self, what, seconds):
-        if self.log is not None:
-            with Path(self.log).open("a") as file:
-                file.write(f"+{what}\n")
-                file.flush()
-                time.sleep(seconds)
-                file.write(f"-{what}\n")
+        begin = time.monotonic()
+        time.sleep(seconds)
+        with Path(self.log).open("a") as file:
+            file.write(f"{what} {os.getpid()} {begin} {time.monotonic()}\n")
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
@@ -111,46 +117,52 @@ def test_what_hears_of_it_may_stop_it():
     assert multiprocessing.active_children() == []
 
 
-def test_nobody_compiles_while_one_is_timed(tmp_path):
+def test_one_at_a_time_has_the_gpu_and_nobody_runs_beside_the_machine(tmp_path):
     log = tmp_path / "log"
-    measured(Fake(log=str(log)), CASES * 3, 3)
-    under_way = {"compiling": 0, "timing": 0}
-    for line in log.read_text().split():
-        under_way[line[1:]] += 1 if line[0] == "+" else -1
-        assert under_way["timing"] <= 1
-        assert not (under_way["timing"] and under_way["compiling"])
+    measured(Fake(log=str(log)), CASES, 3)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    spans = [(what, pid, float(begin), float(end)) for what, pid, begin, end in lines]
+    assert len({pid for _, pid, _, _ in spans}) == 3
+    assert {what for what, *_ in spans} == {"host", "gpu", "machine"}
+    for what, pid, begin, end in spans:
+        for other, other_pid, other_begin, other_end in spans:
+            if pid != other_pid and what in ("gpu", "machine") and other in ("gpu", "machine"):
+                assert end <= other_begin or other_end <= begin
+            if pid != other_pid and what == "machine":
+                # What was under way may have been stopped in the midst of it, and nothing else happened.
+                assert not begin < other_begin < end
+                assert not begin < other_end < end
 
 
-def test_several_compile_at_once_and_wait_for_who_is_to_be_timed():
-    turns, heard = SharedTurns(SPAWN), []
-    first, second = turns.compiling(), turns.compiling()
-    first.__enter__()
-    second.__enter__()
-    timed = threading.Thread(target=hold, args=(turns.timing(), heard, "timed"))
-    timed.start()
-    wait_until(lambda: turns._waiting.value == 1)
-    late = threading.Thread(target=hold, args=(turns.compiling(), heard, "late"))
-    late.start()
-    first.__exit__(None, None, None)
-    assert heard == []
-    second.__exit__(None, None, None)
-    timed.join(5)
-    late.join(5)
-    assert heard == ["timed", "late"]
-
-
-def test_a_turn_ends_with_an_error():
-    turns = SharedTurns(SPAWN)
-    for turn in (turns.compiling, turns.timing) * 2:
-        with contextlib.suppress(ValueError), turn():
+def test_compilers_that_a_process_started_are_stopped_with_it():
+    turns = SharedTurns(SPAWN, 2)
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=join_and_start_another, args=(turns, there), daemon=True)
+    process.start()
+    child = here.recv()
+    try:
+        with turns.machine():
+            wait_until(lambda: {state_of(process.pid), state_of(child)} == {"T"})
+        wait_until(lambda: "T" not in {state_of(process.pid), state_of(child)})
+        with contextlib.suppress(ValueError), turns.machine():
             raise ValueError
-    with turns.gpu(), turns.gpu():
+        wait_until(lambda: "T" not in {state_of(process.pid), state_of(child)})
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    # It has gone without a word, and nobody minds.
+    with turns.machine(), turns.gpu():
         pass
 
 
-def hold(turn, heard, name):
-    with turn:
-        heard.append(name)
+def join_and_start_another(turns, pipe):
+    turns.join(0)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        pipe.send(child.pid)
+
+
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def wait_until(is_so):
@@ -162,7 +174,7 @@ def wait_until(is_so):
 
 def test_alone_nobody_waits():
     turns = Alone()
-    with turns.compiling(), turns.gpu(), turns.timing():
+    with turns.gpu(), turns.gpu(), turns.machine():
         pass
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from decompose_k.bench.variant import Product
+
+
+_CACHE_FOLDER, _KERNEL_FOLDER = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +38,9 @@ class Round:
 class Compiled:
     """A function of two matrices compiled for the exact shapes of its first call; `chosen` after that.
 
-    Inductor's caches of graphs and of candidates' timings are left aside: a graph does not depend on how an operator
-    is tuned, and a timing may be of a busier machine. Raises what compiling raises.
+    Inductor's cache of graphs is left aside, since a graph does not depend on how an operator is tuned. So is that of
+    candidates' timings on a CPU; on a GPU it is used, and to be begun anew by `fresh_timings`. Raises what compiling
+    raises.
     """
 
     function: Product
@@ -48,7 +55,7 @@ class Compiled:
             return self._ready(a, b)
         # One graph or none: a fallback to eager at a recompile limit would be measured as if it were compiled.
         compiled: Product = torch.compile(self.function, fullgraph=True, dynamic=False, mode=self.mode)
-        with _without_caches(), _listening(self.rounds):
+        with _without_caches(keeps_timings=a.is_cuda), _listening(self.rounds):
             result = compiled(a, b)
         self._ready = compiled
         return result
@@ -73,7 +80,34 @@ def without_torch_s_own_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_caches() -> Iterator[None]:
+def fresh_timings() -> Iterator[None]:
+    """Begin Inductor's caches anew, until the end, in this process and those that it starts.
+
+    Two modes that autotune the same product then time its candidates once. What a file of an earlier run says may have
+    been timed on a busier machine, or with another driver.
+    """
+    before = os.environ.get(_CACHE_FOLDER)
+    # Triton's compiled kernels depend on their source alone, and stay where they are.
+    kernels = os.environ.get(_KERNEL_FOLDER)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ[_CACHE_FOLDER] = folder
+        os.environ.setdefault(_KERNEL_FOLDER, str(Path.home() / ".triton" / "cache"))
+        try:
+            yield
+        finally:
+            _set(_CACHE_FOLDER, before)
+            _set(_KERNEL_FOLDER, kernels)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _without_caches(*, keeps_timings: bool) -> Iterator[None]:
     """Compile anew, and quietly."""
     with without_torch_s_own_warnings():
         import torch._functorch.config as functorch_config
@@ -81,8 +115,7 @@ def _without_caches() -> Iterator[None]:
 
         wanted = {
             "fx_graph_cache": False,
-            # Timings of candidates from another time, or from processes side by side, are not this machine's at rest.
-            "autotune_local_cache": False,
+            "autotune_local_cache": keeps_timings,
             "autotune_num_choices_displayed": 0,
             "max_autotune_report_choices_stats": False,
         }

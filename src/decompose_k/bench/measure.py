@@ -10,7 +10,14 @@ import torch
 from decompose_k.accuracy import brief
 from decompose_k.bench.cases import LeftOut
 from decompose_k.bench.check import Broken, Checked, call_first, check, make_inputs
-from decompose_k.bench.columns import COLUMNS, Effort, InputSets, measure_columns
+from decompose_k.bench.columns import (
+    COLUMNS,
+    COLUMNS_OF_THE_GPU,
+    COLUMNS_OF_THE_HOST,
+    Effort,
+    InputSets,
+    measure_columns,
+)
 from decompose_k.bench.compiled import forget_compiled
 from decompose_k.bench.rows import Row
 from decompose_k.bench.search import best_of_choices, best_of_options
@@ -82,16 +89,14 @@ class Bench:
     def measure(self, case: Case, turns: Turns | None = None) -> Measured:
         """Check and time every variant of a case."""
         turns = turns or Alone()
-        with turns.compiling():
-            forget_compiled()
-            with turns.gpu():
-                input_sets = self._input_sets(case)
-            names = variants_for(case.shape.suite) if self.variants is None else self.variants
-            chosen, broken = call_first(case, variants_of(case, self.device, names), *input_sets[0])
+        forget_compiled()
+        with turns.gpu():
+            input_sets = self._input_sets(case)
+        names = variants_for(case.shape.suite) if self.variants is None else self.variants
+        chosen, broken = call_first(case, variants_of(case, self.device, names), *input_sets[0])
         if not chosen or chosen[0].name != TORCH:
             return Measured.of([], broken, [])
-        with turns.timing():
-            return self._timed(case, chosen, broken, input_sets)
+        return self._timed(case, chosen, broken, input_sets, turns)
 
     def _input_sets(self, case: Case) -> InputSets:
         generator = torch.Generator(self.device).manual_seed(0)
@@ -100,17 +105,22 @@ class Bench:
             torch.cuda.synchronize(self.device)
         return input_sets
 
-    def _timed(self, case: Case, chosen: Sequence[Variant], broken: list[Broken], input_sets: InputSets) -> Measured:
-        chosen = [self._at_its_best(case, variant, input_sets) for variant in chosen]
-        checks = check(case, chosen, input_sets)
-        right = [checked for checked in checks if checked.passed]
-        wrong = [checked for checked in checks if not checked.passed]
-        if not right:
-            return Measured.of([], broken, wrong)
-        variants = [checked.variant for checked in right]
-        timings, noise = self._headline(case, variants, input_sets)
-        effort = Effort(max(3, self.repetitions // _COLUMN_SHARE), self._column_seconds())
-        columns = measure_columns(case, variants, input_sets, self.device, self.columns, effort)
+    def _timed(
+        self, case: Case, chosen: Sequence[Variant], broken: list[Broken], input_sets: InputSets, turns: Turns
+    ) -> Measured:
+        with turns.gpu():
+            chosen = [self._at_its_best(case, variant, input_sets) for variant in chosen]
+            checks = check(case, chosen, input_sets)
+            right = [checked for checked in checks if checked.passed]
+            wrong = [checked for checked in checks if not checked.passed]
+            if not right:
+                return Measured.of([], broken, wrong)
+            variants = [checked.variant for checked in right]
+            timings, noise = self._in_our_graphs(case, variants, input_sets)
+            columns = self._columns(case, variants, input_sets, COLUMNS_OF_THE_GPU)
+        with turns.machine():
+            timings |= self._in_own_graphs(variants, input_sets)
+            columns |= self._columns(case, variants, input_sets, COLUMNS_OF_THE_HOST)
         rows = [
             self._row(
                 checked,
@@ -126,33 +136,43 @@ class Bench:
         variant = best_of_options(case, variant, input_sets, self.device)
         return best_of_choices(case, variant, input_sets, self.device) if self.search else variant
 
-    def _headline(
+    def _in_our_graphs(
         self, case: Case, variants: Sequence[Variant], input_sets: InputSets
     ) -> tuple[dict[str, Timing], float]:
         """Every variant's time, and by how much two timings of one of them differ: that of ours, if there is one."""
         calls = {variant.name: variant.call for variant in variants if variant.capturable}
         twice = next((variant for variant in variants if variant.ours and variant.capturable), variants[0])
-        seconds = None if self.seconds is None else _HEADLINE_SHARE * self.seconds
         timings = time_variants(
             {**calls, _AGAIN: twice.call},
             input_sets,
             self.device,
             bytes_per_set=case.bytes,
             repetitions=self.repetitions,
-            seconds=seconds,
+            seconds=None if self.seconds is None else _HEADLINE_SHARE * self.seconds,
         )
         again, first = timings.pop(_AGAIN).p50_us, timings[twice.name].p50_us
-        own_graphs = {variant.name: variant.call for variant in variants if not variant.capturable}
-        if own_graphs:
-            timings |= time_events(
-                own_graphs,
-                input_sets,
-                self.device,
-                calls=_STREAM_CALLS,
-                repetitions=self.repetitions,
-                seconds=self._column_seconds(),
-            )
         return timings, max(again, first) / min(again, first) - 1
+
+    def _in_own_graphs(self, variants: Sequence[Variant], input_sets: InputSets) -> dict[str, Timing]:
+        """The time of variants that bring a graph of their own, the host's launching of it included."""
+        calls = {variant.name: variant.call for variant in variants if not variant.capturable}
+        if not calls:
+            return {}
+        return time_events(
+            calls,
+            input_sets,
+            self.device,
+            calls=_STREAM_CALLS,
+            repetitions=self.repetitions,
+            seconds=self._column_seconds(),
+        )
+
+    def _columns(
+        self, case: Case, variants: Sequence[Variant], input_sets: InputSets, names: Sequence[str]
+    ) -> dict[str, dict[str, float]]:
+        effort = Effort(max(3, self.repetitions // _COLUMN_SHARE), self._column_seconds())
+        wanted = [name for name in self.columns if name in names]
+        return measure_columns(case, variants, input_sets, self.device, wanted, effort)
 
     def _column_seconds(self) -> float | None:
         if self.seconds is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 
 from decompose_k.bench.cases import Case, LeftOut, affordable
 from decompose_k.bench.columns import COLUMNS
+from decompose_k.bench.compiled import fresh_timings
 from decompose_k.bench.machine import Ceilings, Machine, measure_ceilings, rate_dtype
 from decompose_k.bench.measure import Bench, Measured
 from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, mend_jsonl, read_jsonl
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 # Of a case's share of the budget; making operands and checking them against fp64 take the rest.
 _TIMED_SHARE = 0.5
+# The first cases compile what later ones share.
+_LATEST = 8
 
 Announce = Callable[[str], None]
 
@@ -142,7 +146,8 @@ def run_cases(
         for place, case in enumerate(todo):
             left = None if deadline is None else deadline - clock()
             # One that would likely end past the budget is not begun: whoever stops the run from outside takes its rows.
-            if left is not None and left <= sum(spent) / max(1, len(spent)):
+            latest = spent[-_LATEST:]
+            if left is not None and left <= sum(latest) / max(1, len(latest)):
                 outcome.left_out += [LeftOut(case, "the time budget was used up") for case in todo[place:]]
                 return
             announce(str(case))
@@ -154,10 +159,11 @@ def run_cases(
             append_jsonl(folder / JSONL_NAME, found.rows)
         outcome.add(found)
 
-    if is_shared and len(todo) > 1:
-        measure_side_by_side(bench, tasks(), min(settings.jobs, len(todo)), finish)
-    else:
-        measure_here(bench, tasks(), finish)
+    with fresh_timings() if device.type == "cuda" else nullcontext():
+        if is_shared and len(todo) > 1:
+            measure_side_by_side(bench, tasks(), min(settings.jobs, len(todo)), finish)
+        else:
+            measure_here(bench, tasks(), finish)
     return outcome
 
 

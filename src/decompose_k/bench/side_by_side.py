@@ -1,8 +1,8 @@
 """Measure cases in several processes, which compile side by side and are timed one at a time.
 
-Compilers take most of a study's time: a case of the seed grid with all its variants compiles for 8 to 20 s on one core
-and is timed for 2 s (H200). While one is timed all others rest. Where compilers time their own candidates, one at a
-time has the GPU, while others may compile.
+Compilers take most of a study's time: of a case of the seed grid, a processor for more than a minute and the GPU, on
+which they time candidates, for some seconds; it is timed for one second (H200). One process at a time has the GPU, and
+while the host's time counts the others are stopped.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def tuning_timer() -> Any:
 def _until_one_ends(bench: Bench, tasks: Iterator[Task], jobs: int, done: Done) -> list[Task] | None:
     """Measure all, which gives None, or until a process ends: then the tasks that others had under way."""
     context = multiprocessing.get_context("spawn")
-    turns = SharedTurns(context)
+    turns = SharedTurns(context, jobs)
     busy: dict[Any, tuple[Task, float]] = {}
     processes: list[BaseProcess] = []
     try:
-        for _, task in zip(range(jobs), tasks, strict=False):
+        for index, task in zip(range(jobs), tasks, strict=False):
             here, there = context.Pipe()
-            arguments = (there, turns, bench, torch.get_num_threads())
+            arguments = (there, turns, index, bench, torch.get_num_threads())
             processes.append(context.Process(target=_work, args=arguments, daemon=True))
             processes[-1].start()
             there.close()
@@ -121,8 +121,9 @@ def _taken(pipe: Any) -> Measured | LeftOut | None:
     return found
 
 
-def _work(pipe: Connection, turns: SharedTurns, bench: Bench, threads: int) -> None:
+def _work(pipe: Connection, turns: SharedTurns, index: int, bench: Bench, threads: int) -> None:
     """The life of a process: measure what comes, until nothing can come any more."""
+    turns.join(index)
     # The code that compilers make for a CPU depends on the number of threads.
     torch.set_num_threads(threads)
     _tune_in_turn(turns)

@@ -1,8 +1,11 @@
-"""Whose turn it is where several processes measure on one GPU: all may compile at once, one at a time is timed."""
+"""Whose turn it is where several processes measure on one GPU: all may compile, one at a time has what is timed."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
@@ -10,70 +13,65 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
+# Kernels that others launched before they were stopped end in microseconds.
+_SETTLING_SECONDS = 0.005
+
 
 class Turns(Protocol):
-    """What a case's measuring is divided into."""
-
-    def compiling(self) -> AbstractContextManager[object]:
-        """Everything before the timing; `gpu` is asked for beside it where the GPU is at work for longer."""
+    """What measuring asks for, besides compiling, for which nobody has to ask."""
 
     def gpu(self) -> AbstractContextManager[object]:
-        """While others compile: alone on the GPU."""
+        """Alone on the GPU; may be nested."""
 
-    def timing(self) -> AbstractContextManager[object]:
+    def machine(self) -> AbstractContextManager[object]:
         """Alone on the GPU and on the host."""
 
 
 class Alone:
     """The turns of a process that measures by itself."""
 
-    def compiling(self) -> AbstractContextManager[object]:
+    def gpu(self) -> AbstractContextManager[object]:
         """At once."""
         return nullcontext()
 
-    gpu = timing = compiling
+    machine = gpu
 
 
 class SharedTurns:
-    """The turns of processes that share this object, which is handed to them when they start.
+    """The turns of `count` processes that share this object, each of which joins when it starts.
 
-    Whoever waits to be timed waits until nobody compiles, and nobody begins to compile before all who wait were timed.
-    A process that ends within its turn leaves the others waiting forever.
+    Of the GPU there is one lock. Who has the machine has that lock, and all others are stopped by a signal, with the
+    compilers that they started; so nobody waits until a compiler has come to an end. A process that ends within its
+    turn leaves the others waiting, or stopped, until they are killed.
     """
 
-    def __init__(self, context: BaseContext) -> None:
-        self._changed = context.Condition()
-        self._gpu = context.RLock()
-        self._compiling, self._waiting, self._timed = (context.Value("i", 0, lock=False) for _ in range(3))
+    def __init__(self, context: BaseContext, count: int) -> None:
+        self._lock = context.RLock()
+        self._groups = context.Array("i", count, lock=False)
 
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """As soon as nobody is timed or waits for it."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting.value == self._timed.value == 0)
-            self._compiling.value += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._compiling.value -= 1
-                self._changed.notify_all()
+    def join(self, index: int) -> None:
+        """Take part as the process of this index, as the leader of a process group of its own."""
+        os.setsid()
+        with self._lock:
+            self._groups[index] = os.getpid()
 
     def gpu(self) -> AbstractContextManager[object]:
-        """As soon as no other process holds the GPU; may be nested."""
-        return self._gpu
+        """As soon as no other process has it."""
+        return self._lock
 
     @contextlib.contextmanager
-    def timing(self) -> Iterator[None]:
-        """As soon as nobody compiles or is timed."""
-        with self._changed:
-            self._waiting.value += 1
-            self._changed.wait_for(lambda: self._compiling.value == self._timed.value == 0)
-            self._waiting.value -= 1
-            self._timed.value = 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._timed.value = 0
-                self._changed.notify_all()
+    def machine(self) -> Iterator[None]:
+        """As soon as no other process has the GPU, and then nobody runs."""
+        with self._lock:
+            self._signal_others(signal.SIGSTOP)
+            try:
+                time.sleep(_SETTLING_SECONDS)
+                yield
+            finally:
+                self._signal_others(signal.SIGCONT)
+
+    def _signal_others(self, number: signal.Signals) -> None:
+        for group in self._groups:
+            if group not in (0, os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, number)
