@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decompose_k import cache
+from decompose_k import cache, calls
 from decompose_k import device as processors
 from decompose_k.calls import CALLS
 
@@ -131,3 +131,11 @@ def shipped(monkeypatch, tmp_path):
     monkeypatch.setattr(cache, "shipped_folder", lambda: tmp_path / "shipped")
     cache.forget()
     return tmp_path / "shipped"
+
+
+@pytest.fixture(params=["by_a_shortcut", "directly"])
+def either_way(request, monkeypatch):
+    """Calls that do not depend on a setting go to torch's function directly. On a CPU all depend on one."""
+    if request.param == "directly":
+        for name in ("cpu_precision", "default_precision"):
+            monkeypatch.setattr(calls, name, lambda: None)

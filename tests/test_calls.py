@@ -244,7 +244,7 @@ def for_linear(x, weight, _bias, _m):
     return torch.nn.functional.linear(x, weight)
 
 
-SHORTCUTS = Shortcuts(for_matmul, for_linear, None, by_address=False)
+SHORTCUTS = Shortcuts(for_matmul, for_linear, None, None, by_address=False)
 
 
 def test_rows_of_a_batch_share_the_key_of_as_many_rows():
@@ -354,12 +354,18 @@ def test_torch_shortcuts_are_the_product(activation, bias, factors):
     if found is None:
         assert (bias, factors) == (None, (2.0, 0.5))
         return
-    for_matmul, for_linear, for_folded = found
+    for_matmul, for_linear, direct_matmul, direct_linear = found
     expected = dk.matmul(a, b, bias=bias, **epilogue)
     torch.testing.assert_close(for_matmul(a, b, bias, 6), expected)
+    assert (direct_matmul is None) == (bias is not None or activation is not None)
+    assert (direct_linear is None) == (activation is not None)
+    if direct_matmul is not None:
+        torch.testing.assert_close(direct_matmul(a, b), expected)
     if factors == (1.0, 1.0):
-        for form in (for_linear, for_folded):
-            torch.testing.assert_close(form(a.view(2, 3, 64), b.T, bias, 6).view(6, 24), expected)
+        x = a.view(2, 3, 64)
+        torch.testing.assert_close(for_linear(x, b.T, bias, 6).view(6, 24), expected)
+        if direct_linear is not None:
+            torch.testing.assert_close(direct_linear(x, b.T, bias).view(6, 24), expected)
 
 
 def test_what_torch_does_in_several_calls_has_no_shortcut():

@@ -120,6 +120,7 @@ def test_other_numbers_of_rows_have_the_bits_of_the_long_way(m):
 
 @needs_guards
 @pytest.mark.parametrize("pair", OTHER_OPERANDS.values(), ids=OTHER_OPERANDS)
+@pytest.mark.usefixtures("either_way")
 def test_other_operands_give_what_they_give_by_the_long_way(pair):
     expected = by_the_long_way(*pair)
     CALLS.cache_clear()
@@ -132,6 +133,7 @@ def test_other_operands_give_what_they_give_by_the_long_way(pair):
 
 @needs_guards
 @pytest.mark.parametrize("options", OTHER_OPTIONS.values(), ids=OTHER_OPTIONS)
+@pytest.mark.usefixtures("either_way")
 def test_other_options_give_what_they_give_by_the_long_way(options):
     expected = by_the_long_way(A, B, **options)
     CALLS.cache_clear()
@@ -155,6 +157,7 @@ BIASES = {
 
 @needs_guards
 @pytest.mark.parametrize("options", OTHER_OPTIONS.values(), ids=OTHER_OPTIONS)
+@pytest.mark.usefixtures("either_way")
 def test_plain_calls_are_not_taken_for_those_with_options(options):
     warm_blindly(A, B, **options)
     torch.testing.assert_close(dk.matmul(A, B), A @ B)
@@ -163,6 +166,7 @@ def test_plain_calls_are_not_taken_for_those_with_options(options):
 @needs_guards
 @pytest.mark.parametrize("other", BIASES.values(), ids=[f"then_{name}" for name in BIASES])
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
+@pytest.mark.usefixtures("either_way")
 def test_every_kind_of_bias_is_told_from_every_other(bias, other):
     expected = by_the_long_way(A, B, bias=other)
     CALLS.cache_clear()

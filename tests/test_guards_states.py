@@ -20,6 +20,8 @@ from guards_for_tests import (
     warm_blindly,
 )
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 @needs_guards
 @pytest.mark.parametrize("silent", [torch.no_grad, torch.inference_mode])

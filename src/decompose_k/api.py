@@ -84,7 +84,6 @@ def matmul(
             brief = (
                 a.shape,
                 b.numel(),
-                a.dtype,
                 bias is None,
                 alpha,
                 beta,
@@ -168,7 +167,6 @@ def linear(
             brief = (
                 x.shape,
                 weight.numel(),
-                x.dtype,
                 bias is None,
                 activation,
                 out_dtype,

@@ -52,8 +52,8 @@ NO_KEY = (AttributeError, TypeError, RuntimeError)
 class Calls:
     """What first calls led to, bounded: further calls get their results by a key of everything, or by guards.
 
-    `guarded` holds what guards watch over, by a brief key: of the shape of a, numel of b, dtype of a, whether there is
-    no bias, and all other arguments.
+    `guarded` holds what guards watch over, by a brief key: of the shape of a, numel of b, whether there is no bias, and
+    all arguments that are no tensors. What else differs the guards see.
     """
 
     def __init__(self) -> None:
@@ -80,10 +80,17 @@ class Calls:
         shape = (*a.shape[:-1], b.shape[0] if is_linear else b.shape[1])
         # Operands of one shape that differ otherwise take turns here, and to make a guard takes as long as a key.
         if self._made[brief] < MOST_GUARDS:
-            settings = settings_in(key)
-            if is_linear and shortcuts.for_folded is not None and is_folded(a):
-                shortcut = shortcuts.for_folded
-            guarded = guard(shortcut, a, b, bias, m, shape, by_address=shortcuts.by_address, settings=settings)
+            guarded = guard(
+                shortcut,
+                a,
+                b,
+                bias,
+                m,
+                shape,
+                direct=_direct(shortcuts, a, bias, is_linear=is_linear),
+                by_address=shortcuts.by_address,
+                settings=settings_in(key),
+            )
             # The choice may have been forgotten meanwhile, by another thread.
             if guarded is not None and generation == self._generation:
                 self._keep(brief, guarded)
@@ -123,6 +130,14 @@ class Calls:
         self._shortcuts.clear()
         self.guarded.clear()
         self._made.clear()
+
+
+def _direct(
+    shortcuts: Shortcuts, a: torch.Tensor, bias: torch.Tensor | None, *, is_linear: bool
+) -> Callable[..., torch.Tensor] | None:
+    if is_linear:
+        return shortcuts.direct_linear if is_folded(a) else None
+    return shortcuts.direct_matmul if bias is None else None
 
 
 CALLS = forgettable(Calls())

@@ -31,12 +31,14 @@ class Shortcuts(NamedTuple):
     """What further calls like one come down to: of `matmul`, and of `linear` with x [..., K] and weight [N, K].
 
     Where they go `by_address`, nothing after them asks whether there is memory, how it is aligned, and whose it is.
-    `for_folded` is a shorter one of `linear`, where there is one, for an x that `guards.is_folded`.
+    `direct` is a function of torch's that takes the tensors as they came and gives the result as it is to be, of
+    `matmul` without a bias and of `linear` with an x that `guards.is_folded`; None where there is none.
     """
 
     for_matmul: Shortcut
     for_linear: Shortcut
-    for_folded: Shortcut | None
+    direct_matmul: Callable[..., torch.Tensor] | None
+    direct_linear: Callable[..., torch.Tensor] | None
     by_address: bool
 
 
@@ -127,7 +129,7 @@ def execute(
         activation=options.activation,
         out_dtype=out_dtype,
         out=out,
-        keep=None if keep is None else lambda repeat: keep(Shortcuts(repeat, repeat, None, by_address=True)),
+        keep=None if keep is None else lambda repeat: keep(Shortcuts(repeat, repeat, None, None, by_address=True)),
     )
 
 

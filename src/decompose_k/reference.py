@@ -17,6 +17,8 @@ from decompose_k.problem import bucket_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+Product = Callable[..., torch.Tensor]
+
 # fp32 copies of half operands are made panel by panel, so that a K in the millions needs no second copy of them.
 # Measured on a CPU with two threads, bf16 in microseconds, panels of 1 and 4 MiB: 16 x 256 x 7168 6957 and 1783,
 # 64 x 64 x 28672 27752 and 14857, 16 x 16 x 32768 1505 and 838. Larger ones gain nothing more.
@@ -120,12 +122,12 @@ def torch_shortcuts(
     activation: str | None,
     out_dtype: torch.dtype,
     precision: str | None = None,
-) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], Callable[..., torch.Tensor] | None] | None:
+) -> tuple[Product, Product, Product | None, Product | None] | None:
     """What further calls like one of `torch_matmul` come down to: (a, b, bias, m) and (x, weight, bias, m).
 
-    The third, if there is one, is a shorter form of the second, for an x whose strides are those of its rows.
-    None at all where more is needed than one call of torch's, or where torch's setting of fp32 products is not
-    `precision`.
+    The other two, if there are any, are functions of torch's that do the same: (a, b), and (x, weight) with the bias if
+    there is one, for an x whose strides are those of its rows. None at all where more is needed than one call of
+    torch's, or where torch's setting of fp32 products is not `precision`.
     """
     if config.kernel != "mm" or a.dtype not in FLOATS or activation not in (None, "relu"):
         return None
@@ -135,44 +137,37 @@ def torch_shortcuts(
         return None
     if not a.is_cuda and not _is_one_call_on_a_cpu(a, b, bias, out_dtype, alpha):
         return None
+    direct_matmul: Product | None = None
+    direct_linear: Product | None = None
     if bias is None and a.dtype == b.dtype == out_dtype and alpha == 1:
-        products: Any = (lambda a, b, _bias, _m: torch.mm(a, b), _linear_with_bias, _linear_of_torch)
+        products: tuple[Product, Product] = (lambda a, b, _bias, _m: torch.mm(a, b), _linear_with_bias)
+        direct_matmul, direct_linear = torch.mm, F.linear
     elif not a.is_cuda:
         products = (
             lambda a, b, _bias, _m: torch.mm(a.float(), b.float()),
             lambda x, weight, _bias, m: torch.mm(x.reshape(m, -1).float(), weight.t().float()),
-            None,
         )
     elif bias is None and a.dtype in HALVES and out_dtype == torch.float32 and alpha == 1:
         products = (
             lambda a, b, _bias, _m: torch.mm(a, b, out_dtype=torch.float32),
             lambda x, weight, _bias, m: torch.mm(x.view(m, -1), weight.t(), out_dtype=torch.float32),
-            None,
         )
     elif bias is not None and bias.dtype == out_dtype == a.dtype and alpha != 0 and beta != 0:
-        products = (
-            lambda a, b, bias, _m: torch.addmm(bias, a, b, alpha=alpha, beta=beta),
-            _linear_with_bias,
-            # Torch adds another bias to a batch in a call of its own.
-            _linear_of_torch if bias.dim() == 1 and bias.is_contiguous() else None,
-        )
+        products = (lambda a, b, bias, _m: torch.addmm(bias, a, b, alpha=alpha, beta=beta), _linear_with_bias)
+        # Torch adds another bias to a batch in a call of its own.
+        direct_linear = F.linear if bias.dim() == 1 and bias.is_contiguous() else None
     else:
         return None
-    for_matmul, for_linear, for_folded = products
-    if activation is None:
-        return for_matmul, for_linear, for_folded
-    return _then_relu(for_matmul), _then_relu(for_linear), for_folded and _then_relu(for_folded)
+    for_matmul, for_linear = products
+    if activation is not None:
+        return _then_relu(for_matmul), _then_relu(for_linear), None, None
+    return for_matmul, for_linear, direct_matmul, direct_linear
 
 
 def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, m: int) -> torch.Tensor:
     # Of more than two dimensions torch makes a batched product where a stride of a single row is odd, with other bits.
     rows = x if x.dim() == 2 else x.view(m, -1)
     return torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
-
-
-def _linear_of_torch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, _m: int) -> torch.Tensor:
-    # The same mm or addmm, with all views made in C++: 1.5 us less.
-    return F.linear(x, weight, bias)
 
 
 def _is_one_call_on_a_cpu(

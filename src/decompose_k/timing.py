@@ -11,6 +11,7 @@ reads the host's time as much as the GPU's, and `time_host` takes the host's alo
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -46,6 +47,8 @@ HOST_CALLS = 20
 Inputs = tuple[Any, ...]
 Call = Callable[..., object]
 Clock = Callable[[], float]
+# What is entered while something is timed.
+Turn = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,15 @@ def time_variants(
     seconds: float | None = None,
     graph_calls: int = MIN_GRAPH_CALLS,
     graphs: int = GRAPHS,
+    alone: Turn = contextlib.nullcontext,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time `variant(*inputs)` for every variant, side by side.
 
     `input_sets` are used in turn; `repetitions` samples are taken of each variant, or fewer (but at least 3) once
     `seconds` have passed on `clock`. `bytes_per_set` says how much memory one set has, from which a GPU timing knows
-    whether it was cold; on a GPU `graphs` graphs of at least `graph_calls` calls are captured. Raises ValueError for no
-    variants, no inputs or no repetitions.
+    whether it was cold; on a GPU `graphs` graphs of at least `graph_calls` calls are captured. Within `alone()` is all
+    that is timed, and not the capturing. Raises ValueError for no variants, no inputs or no repetitions.
     """
     if not variants:
         raise ValueError("variants must name at least one callable; got none")
@@ -116,9 +120,10 @@ def time_variants(
     if device.type == "cuda":
         with torch.cuda.device(device):
             return _time_graphs(
-                variants, input_sets, device, bytes_per_set, repetitions, seconds, graph_calls, graphs, clock
+                variants, input_sets, device, bytes_per_set, repetitions, seconds, graph_calls, graphs, alone, clock
             )
-    return _time_calls(variants, input_sets, repetitions, seconds, clock)
+    with alone():
+        return _time_calls(variants, input_sets, repetitions, seconds, clock)
 
 
 def _time_calls(
@@ -150,21 +155,23 @@ def _time_graphs(
     seconds: float | None,
     graph_calls: int,
     graphs: int,
+    alone: Turn,
     clock: Clock,
 ) -> dict[str, Timing]:
     total = bytes_per_set * len(input_sets)
     method = GRAPH_COLD if total > 2 * Device.of(device).l2_bytes else GRAPH_WARM
     calls = len(input_sets) * graph_cycles(len(input_sets), bytes_per_set, graph_calls)
     captured = {name: [_capture(call, input_sets, calls) for _ in range(graphs)] for name, call in variants.items()}
-    for graph in (graph for several in captured.values() for graph in several):
-        for _ in range(WARM_UPS):
-            graph.replay()
-    torch.cuda.synchronize(device)
 
     def sample(name: str, repetition: int) -> float:
         return _replay_seconds(captured[name][repetition % graphs]) / calls * 1e6
 
-    return _interleaved(variants, sample, method, repetitions, seconds, clock)
+    with alone():
+        for graph in (graph for several in captured.values() for graph in several):
+            for _ in range(WARM_UPS):
+                graph.replay()
+        torch.cuda.synchronize(device)
+        return _interleaved(variants, sample, method, repetitions, seconds, clock)
 
 
 def time_events(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from decompose_k.bench.cases import Case
     from decompose_k.bench.variant import Product, Variant
-    from decompose_k.timing import Timing
+    from decompose_k.timing import Timing, Turn
 
 WARM, WEIGHT_COLD, EVENT, HOST = "warm", "weight_cold", "event", "host"
 COLUMNS_OF_THE_GPU, COLUMNS_OF_THE_HOST = (WARM, WEIGHT_COLD), (EVENT, HOST)
@@ -41,11 +42,13 @@ def measure_columns(
     device: torch.device,
     names: Sequence[str],
     effort: Effort,
+    alone: Turn = nullcontext,
 ) -> dict[str, dict[str, float]]:
     """Medians in microseconds of the named columns, of each variant that has them: {"warm": {"auto": 2.1, ...}, ...}.
 
     `warm` finds all operands in the cache, `weight_cold` a alone, as a decoder does whose weights come from memory;
-    `event` is a single eager call by the events around it, `host` the host's share. The last two are a GPU's.
+    `event` is a single eager call by the events around it, `host` the host's share. The last two are a GPU's. Each is
+    timed within `alone()`.
     """
     in_graphs = {variant.name: variant.call for variant in variants if variant.capturable}
     products = {variant.name: variant.call for variant in variants if not variant.is_floor}
@@ -53,7 +56,7 @@ def measure_columns(
     for name in COLUMNS:
         calls = products if name in (EVENT, HOST) else in_graphs
         if name in names and calls:
-            timings = _MEASURES[name](case, calls, input_sets, device, effort)
+            timings = _MEASURES[name](case, calls, input_sets, device, effort, alone)
             found[name] = {variant: timing.p50_us for variant, timing in timings.items()}
     return found
 
@@ -62,7 +65,7 @@ Calls = Mapping[str, "Product"]
 
 
 def _warm(
-    case: Case, calls: Calls, input_sets: InputSets, device: torch.device, effort: Effort
+    case: Case, calls: Calls, input_sets: InputSets, device: torch.device, effort: Effort, alone: Turn
 ) -> Mapping[str, Timing]:
     if device.type == "cuda" and case.bytes > Device.of(device).l2_bytes // 2:
         return {}
@@ -74,11 +77,12 @@ def _warm(
         repetitions=effort.repetitions,
         seconds=effort.seconds,
         graphs=_GRAPHS,
+        alone=alone,
     )
 
 
 def _weight_cold(
-    case: Case, calls: Calls, input_sets: InputSets, device: torch.device, effort: Effort
+    case: Case, calls: Calls, input_sets: InputSets, device: torch.device, effort: Effort, alone: Turn
 ) -> Mapping[str, Timing]:
     if case.shape.is_gram:
         return {}
@@ -92,26 +96,29 @@ def _weight_cold(
         repetitions=effort.repetitions,
         seconds=effort.seconds,
         graphs=_GRAPHS,
+        alone=alone,
     )
 
 
 def _event(
-    case: Case, calls: Calls, input_sets: InputSets, device: torch.device, effort: Effort
+    case: Case, calls: Calls, input_sets: InputSets, device: torch.device, effort: Effort, alone: Turn
 ) -> Mapping[str, Timing]:
     del case
     if device.type != "cuda":
         return {}
-    return time_events(calls, input_sets, device, repetitions=effort.repetitions, seconds=effort.seconds)
+    with alone():
+        return time_events(calls, input_sets, device, repetitions=effort.repetitions, seconds=effort.seconds)
 
 
 def _host(
-    case: Case, calls: Calls, input_sets: InputSets, device: torch.device, effort: Effort
+    case: Case, calls: Calls, input_sets: InputSets, device: torch.device, effort: Effort, alone: Turn
 ) -> Mapping[str, Timing]:
     del case
     if device.type != "cuda":
         return {}
-    return time_host(calls, input_sets, device, repetitions=effort.repetitions, seconds=effort.seconds)
+    with alone():
+        return time_host(calls, input_sets, device, repetitions=effort.repetitions, seconds=effort.seconds)
 
 
-_Measure = Callable[["Case", Calls, InputSets, "torch.device", Effort], Mapping[str, "Timing"]]
+_Measure = Callable[["Case", Calls, InputSets, "torch.device", Effort, "Turn"], Mapping[str, "Timing"]]
 _MEASURES: dict[str, _Measure] = {WARM: _warm, WEIGHT_COLD: _weight_cold, EVENT: _event, HOST: _host}

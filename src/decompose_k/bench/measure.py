@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from decompose_k.bench.turns import Alone, Turns
 from decompose_k.bench.variant import TORCH
 from decompose_k.bench.variants import variants_of
 from decompose_k.dtypes import dtype_name
-from decompose_k.timing import Timing, make_input_sets, time_events, time_variants
+from decompose_k.timing import Timing, Turn, make_input_sets, time_events, time_variants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,12 +116,12 @@ class Bench:
             wrong = [checked for checked in checks if not checked.passed]
             if not right:
                 return Measured.of([], broken, wrong)
-            variants = [checked.variant for checked in right]
-            timings, noise = self._in_our_graphs(case, variants, input_sets)
-            columns = self._columns(case, variants, input_sets, COLUMNS_OF_THE_GPU)
+        variants = [checked.variant for checked in right]
+        timings, noise = self._in_our_graphs(case, variants, input_sets, turns.gpu)
+        columns = self._columns(case, variants, input_sets, COLUMNS_OF_THE_GPU, turns.gpu)
         with turns.machine():
             timings |= self._in_own_graphs(variants, input_sets)
-            columns |= self._columns(case, variants, input_sets, COLUMNS_OF_THE_HOST)
+            columns |= self._columns(case, variants, input_sets, COLUMNS_OF_THE_HOST, nullcontext)
         rows = [
             self._row(
                 checked,
@@ -137,7 +138,7 @@ class Bench:
         return best_of_choices(case, variant, input_sets, self.device) if self.search else variant
 
     def _in_our_graphs(
-        self, case: Case, variants: Sequence[Variant], input_sets: InputSets
+        self, case: Case, variants: Sequence[Variant], input_sets: InputSets, alone: Turn
     ) -> tuple[dict[str, Timing], float]:
         """Every variant's time, and by how much two timings of one of them differ: that of ours, if there is one."""
         calls = {variant.name: variant.call for variant in variants if variant.capturable}
@@ -149,6 +150,7 @@ class Bench:
             bytes_per_set=case.bytes,
             repetitions=self.repetitions,
             seconds=None if self.seconds is None else _HEADLINE_SHARE * self.seconds,
+            alone=alone,
         )
         again, first = timings.pop(_AGAIN).p50_us, timings[twice.name].p50_us
         return timings, max(again, first) / min(again, first) - 1
@@ -168,11 +170,11 @@ class Bench:
         )
 
     def _columns(
-        self, case: Case, variants: Sequence[Variant], input_sets: InputSets, names: Sequence[str]
+        self, case: Case, variants: Sequence[Variant], input_sets: InputSets, names: Sequence[str], alone: Turn
     ) -> dict[str, dict[str, float]]:
         effort = Effort(max(3, self.repetitions // _COLUMN_SHARE), self._column_seconds())
         wanted = [name for name in self.columns if name in names]
-        return measure_columns(case, variants, input_sets, self.device, wanted, effort)
+        return measure_columns(case, variants, input_sets, self.device, wanted, effort, alone)
 
     def _column_seconds(self) -> float | None:
         if self.seconds is None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from decompose_k.bench.measure import Bench, Measured
 
 
+_ENDING_SECONDS = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A case, and for how many seconds it may be timed."""
@@ -83,7 +86,8 @@ def _until_one_ends(bench: Bench, tasks: Iterator[Task], jobs: int, done: Done) 
             there.close()
             _give(here, task, busy)
         while busy:
-            for pipe in wait(list(busy)):
+            ready: list[Any] = wait(list(busy))
+            for pipe in ready:
                 task, started = busy.pop(pipe)
                 found = _taken(pipe)
                 if found is None:
@@ -93,6 +97,11 @@ def _until_one_ends(bench: Bench, tasks: Iterator[Task], jobs: int, done: Done) 
                 following = next(tasks, None)
                 if following is not None:
                     _give(pipe, following, busy)
+                else:
+                    # With nothing more to come it ends by itself.
+                    pipe.close()
+        for process in processes:
+            process.join(_ENDING_SECONDS)
         return None
     finally:
         for process in processes:
@@ -149,9 +158,12 @@ def _tune_in_turn(turns: SharedTurns) -> None:
         setattr(timer, name, _in_turn(getattr(timer, name), turns))
 
 
-def _in_turn(function: Callable[..., Any], turns: SharedTurns) -> Callable[..., Any]:
-    def call(*arguments: Any, **keywords: Any) -> Any:
+def _in_turn(time_gpu: Callable[..., Any], turns: SharedTurns) -> Callable[..., Any]:
+    """A timer that asks for the GPU only after a first call, which may compile what it times and tune parts of it."""
+
+    def call(function: Callable[[], Any], *arguments: Any, **keywords: Any) -> Any:
+        function()
         with turns.gpu():
-            return function(*arguments, **keywords)
+            return time_gpu(function, *arguments, **keywords)
 
     return call
