@@ -123,6 +123,23 @@ def test_a_promise_that_is_used_is_not_overruled_by_what_was_measured_without_it
     assert dk.plan(static, H200).config == untuned.config
 
 
+@pytest.mark.parametrize(
+    ("m", "k", "launch"), [(16, 24576, "static_b"), (64, 8192, "static_b"), (64, 32768, "wait_first")], ids=str
+)
+def test_an_unmeasured_promise_is_used_where_it_is_predicted_to_pay(m, k, launch):
+    """64 x 64 x 32768 was measured at 5.0 us, and an H200 takes 6.3 us for the heuristic's choice with the promise."""
+    problem = dk.Problem.make(m, m, k, torch.bfloat16, activation="relu")
+    promised = replace(problem, static_b=True)
+    assert dk.plan(promised, H200).config.launch == "static_b"
+    measured = next(config for config in candidates(problem, H200) if config.launch == "wait_first")
+    tune(measured, problem)
+    chosen = dk.plan(promised, H200)
+    assert chosen.config.launch == launch
+    if launch == "wait_first":
+        assert (chosen.config, chosen.origin) == (measured, "tuned")
+        assert "without the promise" in chosen.reason
+
+
 def test_an_explicit_split_takes_a_remembered_choice_only_if_it_is_that_split():
     tune(PAIR)
     assert dk.plan(PROBLEM, H200, split_k=14).config == PAIR
