@@ -59,6 +59,8 @@ LARGE = {
     "gram_64": Problem.make(64, 64, 1 << 20, FP32, a_layout="column"),
     "gram_64_longer": Problem.make(64, 64, 1 << 23, FP32, a_layout="column"),
     "gram_128": Problem.make(128, 128, 1 << 20, FP32, a_layout="column"),
+    "gram_fp64": Problem.make(8, 8, 8_000_000, torch.float64, a_layout="column"),
+    "fp64_many_products": Problem.make(1024, 256, 7168, torch.float64),
 }
 SMALL = {
     "seed": Problem.make(16, 16, 32768, BF16),
@@ -67,6 +69,9 @@ SMALL = {
     "mhc": Problem.make(16, 24, 28672, BF16, b_dtype=FP32, out_dtype=FP32, b_layout="column"),
     "head": Problem.make(1, 1, 4096, BF16, b_layout="column"),
     "gram_16": Problem.make(16, 16, 1 << 20, FP32, a_layout="column"),
+    "fp64": Problem.make(16, 16, 16384, torch.float64),
+    "fp64_router": Problem.make(16, 256, 7168, torch.float64, b_layout="column"),
+    "fp64_larger": Problem.make(64, 64, 16384, torch.float64),
 }
 
 

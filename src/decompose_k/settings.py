@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest import mock
 
 BACKENDS = ("auto", "torch", "triton")
 
@@ -29,3 +31,8 @@ def cache_directory() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "decompose-k"
+
+
+def others(**variables: str) -> AbstractContextManager[object]:
+    """Variables that other libraries read, in this process and those that it starts, until the end."""
+    return mock.patch.dict(os.environ, variables)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from decompose_k import settings
+
 if TYPE_CHECKING:
     from decompose_k.bench.variant import Product
-
-
-_CACHE_FOLDER, _KERNEL_FOLDER = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +83,14 @@ def fresh_timings() -> Iterator[None]:
     Two modes that autotune the same product then time its candidates once. What a file of an earlier run says may have
     been timed on a busier machine, or with another driver.
     """
-    before = os.environ.get(_CACHE_FOLDER)
+    from triton import knobs
+
     # Triton's compiled kernels depend on their source alone, and stay where they are.
-    kernels = os.environ.get(_KERNEL_FOLDER)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ[_CACHE_FOLDER] = folder
-        os.environ.setdefault(_KERNEL_FOLDER, str(Path.home() / ".triton" / "cache"))
-        try:
-            yield
-        finally:
-            _set(_CACHE_FOLDER, before)
-            _set(_KERNEL_FOLDER, kernels)
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        settings.others(TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=str(knobs.cache.dir)),
+    ):
+        yield
 
 
 @contextlib.contextmanager
