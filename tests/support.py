@@ -106,6 +106,9 @@ def assert_as_good_as_torch(actual, a, b, *, out_dtype=None, **epilogue):
     """
     expected = exact(a, b, **epilogue)
     own = torch_result(a, b, out_dtype=out_dtype, **epilogue)
+    if a.is_cpu and epilogue.get("activation") == "gelu":
+        # On some processors torch's gelu of infinity is NaN in some dtypes: there the truth stands for it.
+        own = torch.where(own.isnan() & (expected == torch.inf), torch.inf, own)
     assert (actual.dtype, actual.shape, actual.device) == (own.dtype, own.shape, a.device)
     if actual.dtype not in FLOATS and actual.dtype not in COMPLEX:
         assert torch.equal(actual, expected.to(actual.dtype))

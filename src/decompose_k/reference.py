@@ -212,7 +212,7 @@ def _compute(
     if bias is not None and beta != 0:
         term = bias.to(sums.dtype)
         sums.add_(term if beta == 1 else term * beta)
-    sums = _activate_rows(sums, activation) if batch_invariant else apply_activation(sums, activation)
+    sums = _activate_rows(sums, activation) if batch_invariant else _activate(sums, activation)
     return sums.to(out_dtype) if out is None else out.copy_(sums)
 
 
@@ -327,13 +327,21 @@ def _product_by_rows(config: Config, a: torch.Tensor, b: torch.Tensor) -> torch.
     return sums
 
 
+def _activate(sums: torch.Tensor, activation: str | None) -> torch.Tensor:
+    activated = apply_activation(sums, activation)
+    if activation == "gelu" and sums.is_cpu:
+        # Of fp32 and bf16 it is oneDNN's, which on some processors (AMD's with AVX-512) makes NaN of infinity.
+        return activated.masked_fill_(sums == torch.inf, torch.inf)
+    return activated
+
+
 def _activate_rows(sums: torch.Tensor, activation: str | None) -> torch.Tensor:
     # On a CPU the vector and the scalar form of exp, erf and tanh differ in the last bit, and which of them serves an
     # element depends on its place in the whole buffer: one call per row makes that place a function of n alone.
     if activation is None or activation == "relu" or sums.device.type != "cpu":
-        return apply_activation(sums, activation)
+        return _activate(sums, activation)
     for row in sums:
-        row.copy_(apply_activation(row.clone(), activation))
+        row.copy_(_activate(row.clone(), activation))
     return sums
 
 

@@ -238,9 +238,10 @@ def test_special_values_pass_through(activation, value):
     x, w, b = inputs(torch.float32)
     x[0, 0, 3] = value
     result = Rewriter().compile(model)(x, w, b)
-    own = model(x, w, b)
+    # In fp64: on some processors torch's gelu of an infinite fp32 number is NaN.
+    own = model(x.double(), w.double(), b.double())
     assert torch.equal(result.isnan(), own.isnan())
-    assert torch.equal(torch.nan_to_num(result[0, 0]).sign(), torch.nan_to_num(own[0, 0]).sign())
+    assert torch.equal(torch.nan_to_num(result[0, 0]).sign().double(), torch.nan_to_num(own[0, 0]).sign())
 
 
 @pytest.mark.parametrize("shape", [(0, 6, 300), (7, 0, 300), (7, 6, 0)], ids=["M0", "N0", "K0"])
