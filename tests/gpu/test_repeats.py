@@ -100,6 +100,29 @@ def test_linear_of_a_batch(m, out_dtype, bias):
     assert_as_good_as_torch(flat, x.view(-1, 512), weight.T, bias=bias, activation="relu", out_dtype=out_dtype)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, FP64], ids=str)
+@pytest.mark.parametrize("rows", [(1,), (100,), (4, 25), (1, 7), (7, 1), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("bias", [None, (24,), (48,), (1,)], ids=str)
+def test_what_is_left_to_torch_has_the_bits_of_the_first_call(dtype, rows, bias):
+    """Also where a repeated call goes to torch's own function directly, and of slices of a larger batch."""
+    weight = random((24, 512), dtype, "cuda", 2)
+    if bias is not None:
+        bias = random(bias, dtype, "cuda", 3)
+        bias = bias[::2] if bias.shape == (48,) else bias
+    whole = random((9, *rows, 512), dtype, "cuda", 1)
+    for x in (whole[0], whole[3], whole[4:5, ..., :].view(*rows, 512)):
+        CALLS.cache_clear()
+        results = [dk.linear(x, weight, bias, config=Config("mm")) for _ in range(4)]
+        assert results[0].shape == (*rows, 24)
+        assert all(torch.equal(results[0], result) for result in results)
+        other = random((*rows, 512), dtype, "cuda", 7)
+        CALLS.cache_clear()
+        expected = dk.linear(other, weight, bias, config=Config("mm"))
+        CALLS.cache_clear()
+        assert all(torch.equal(dk.linear(x, weight, bias, config=Config("mm")), results[0]) for _ in range(3))
+        assert torch.equal(dk.linear(other, weight, bias, config=Config("mm")), expected)
+
+
 def test_rows_of_a_batch():
     x, weight = random((3, 5, 512), BF16, "cuda", 1), random((24, 512), BF16, "cuda", 2)
     results = [dk.linear(x, weight, backend="triton") for _ in range(3)]
