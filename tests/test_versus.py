@@ -97,6 +97,18 @@ def test_guidance_goes_by_the_fastest_alternative():
     )
 
 
+@pytest.mark.parametrize(
+    ("ours_us", "spread", "said"),
+    [(8.0, 0.02, "it wins at 2 of 2 sizes"), (8.0, 0.2, "(1.25×, but its times spread)"), (10.1, 0.2, "(0.99×)")],
+    ids=["clear", "spread", "even"],
+)
+def test_a_reader_is_told_why_a_faster_size_does_not_count(ours_us, spread, said):
+    rows = pair(10.0, 5.0, 0.02, suite="crossover", name="", m=1, k=4096)
+    rows += pair(10.0, ours_us, spread, suite="crossover", name="", m=16, k=4096)
+    (sentence,) = guidance(rows)
+    assert said in sentence
+
+
 def test_every_variant_has_a_title():
     assert set(TITLES) == set(VARIANTS)
     assert len(set(TITLES.values())) == len(TITLES)

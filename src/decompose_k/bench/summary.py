@@ -38,13 +38,18 @@ class Duel:
         return self.baseline.p50_us / self.ours.p50_us
 
     @property
+    def medians_differ(self) -> bool:
+        """Whether the medians differ by more than the noise."""
+        noise = max(TIE, self.ours.noise or 0.0, self.baseline.noise or 0.0)
+        return abs(math.log(self.speedup)) > math.log1p(noise)
+
+    @property
     def verdict(self) -> str:
         """`win` or `loss` where the medians differ by more than the noise and p20..p80 do not overlap, else `tie`.
 
         The noise is what two timings of one version differed by in the run, but at least 3 %.
         """
-        noise = max(TIE, self.ours.noise or 0.0, self.baseline.noise or 0.0)
-        if abs(math.log(self.speedup)) <= math.log1p(noise):
+        if not self.medians_differ:
             return "tie"
         if self.ours.p80_us < self.baseline.p20_us:
             return "win"

@@ -161,7 +161,9 @@ def _by_outputs(k: int, members: Sequence[Duel]) -> str:
     if not others:
         return f"{text}."
     least = min(others, key=_outputs)
-    return f"{text}; the smallest output where it does not is {least.ours.m} × {least.ours.n} ({times(least.speedup)})."
+    overlaps = ", but its times spread" if least.verdict == "tie" and least.medians_differ else ""
+    where = f"{least.ours.m} × {least.ours.n} ({times(least.speedup)}{overlaps})"
+    return f"{text}; the smallest output where it does not is {where}."
 
 
 def _outputs(duel: Duel) -> int:
