@@ -209,5 +209,8 @@ def test_fresh_timings_leave_the_environment_as_it_was(before, monkeypatch):
         assert folder not in (None, before)
         assert kernels == (before or str(Path.home() / ".triton" / "cache"))
         assert list(Path(folder).iterdir()) == []
+        # What others set meanwhile is not theirs to take back.
+        monkeypatch.setenv("OF_OTHERS", "1")
+    assert os.environ["OF_OTHERS"] == "1"
     assert [os.environ.get(name) for name in names] == [before, before]
     assert not Path(folder).exists()

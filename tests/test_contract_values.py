@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 import decompose_k as dk
 from decompose_k.dtypes import COMPLEX, FLOATS, HALVES, INTEGERS, dtype_name
@@ -220,3 +221,16 @@ def test_a_long_k_needs_no_second_copy_of_half_operands(device):
         assert_as_good_as_torch(
             dk.matmul(a, b, split_k=split_k, out_dtype=torch.float32), a, b, out_dtype=torch.float32
         )
+
+
+@pytest.mark.parametrize("dtype", **ids((*HALVES, torch.float32)))
+@pytest.mark.parametrize("options", [{}, {"batch_invariant": True}, {"split_k": 3}], ids=str)
+def test_gelu_of_infinity_is_infinity(dtype, options, device, backend):
+    """On some processors torch's own makes NaN of it, in vectors of some dtypes, which a tangent goes by."""
+    a, b = operands((6, 7, 129), dtype, dtype, device)
+    a[1, 5], a[2, 6] = float("inf"), float("inf")
+    b[5:7] = 1.0
+    assert bool((dk.matmul(a, b, activation="gelu", backend=backend, **options)[1:3] == torch.inf).all())
+    with forward_ad.dual_level():
+        dual = dk.matmul(forward_ad.make_dual(a, torch.zeros_like(a)), b, activation="gelu")
+        assert bool((forward_ad.unpack_dual(dual).primal[1:3] == torch.inf).all())

@@ -336,6 +336,31 @@ def test_a_batch_with_odd_strides_of_single_rows_has_the_bits_of_the_first_call(
         assert all(torch.equal(dk.linear(x, weight), first) for _ in range(3))
 
 
+def test_what_torch_makes_no_guard_for_is_tried_a_few_times(monkeypatch):
+    made = []
+    monkeypatch.setattr(calls, "guard", lambda *_, **__: made.append(1))
+    for _ in range(5 * calls.MOST_GUARDS):
+        dk.matmul(A, B)
+    assert len(made) == calls.MOST_GUARDS
+
+
+@needs_guards
+@pytest.mark.parametrize("kept", ["guarded", "_shortcuts"])
+def test_what_is_forgotten_while_it_is_kept_stays_forgotten(kept, monkeypatch):
+    """As another thread may have it forgotten between the last look and the keeping."""
+
+    class Forgetting(dict):
+        def __setitem__(self, key, value):
+            CALLS.cache_clear()
+            super().__setitem__(key, value)
+
+    entries = Forgetting()
+    monkeypatch.setattr(CALLS, kept, entries)
+    for _ in range(3):
+        torch.testing.assert_close(dk.matmul(A, B), A @ B)
+        assert entries == {}
+
+
 @needs_guards
 def test_forgetting_forgets():
     warm(A, B)

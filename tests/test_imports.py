@@ -32,6 +32,7 @@ ORDER = (
         "timing",
         "arguments",
         "entries",
+        "forgetting",
         "store",
     ),
     *(

@@ -140,6 +140,15 @@ def test_an_unmeasured_promise_is_used_where_it_is_predicted_to_pay(m, k, launch
         assert "without the promise" in chosen.reason
 
 
+def test_where_torch_was_measured_fastest_a_prediction_does_not_outdo_it():
+    problem = dk.Problem.make(16, 16, 24576, torch.bfloat16, activation="relu")
+    promised = replace(problem, static_b=True)
+    assert dk.plan(promised, H200).config.launch == "static_b"
+    tune(MM, problem)
+    assert dk.plan(promised, H200).config == MM
+    assert dk.plan(promised, H200, backend="triton").config.launch == "static_b"
+
+
 def test_an_explicit_split_takes_a_remembered_choice_only_if_it_is_that_split():
     tune(PAIR)
     assert dk.plan(PROBLEM, H200, split_k=14).config == PAIR

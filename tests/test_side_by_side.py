@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from decompose_k.bench import run
+from decompose_k.bench.agenda import Agenda
 from decompose_k.bench.cases import LeftOut, custom_case
 from decompose_k.bench.machine import Ceilings, Machine
 from decompose_k.bench.measure import Bench, Measured
 from decompose_k.bench.run import Settings, run_cases
-from decompose_k.bench.side_by_side import Task, measure_here, measure_side_by_side, tuning_timer
+from decompose_k.bench.side_by_side import measure_here, measure_side_by_side, tuning_timer
 from decompose_k.bench.turns import Alone, SharedTurns
 from decompose_k.bench.variant import AUTO, COMPILED, TORCH
 
@@ -31,34 +32,32 @@ BENCH = Bench(CPU, MACHINE, CEILINGS, repetitions=3, variants=(TORCH, AUTO), col
 SPAWN = multiprocessing.get_context("spawn")
 
 
+def agenda_of(cases, budget=None):
+    deadline = None if budget is None else time.monotonic() + budget
+    return Agenda(cases, deadline, time.monotonic, lambda _: None)
+
+
 def measured(bench, cases, jobs):
-    found = {}
-    measure_side_by_side(
-        bench, [Task(case, None) for case in cases], jobs, lambda task, answer, _: found.update({task.case: answer})
-    )
+    found = []
+    measure_side_by_side(bench, agenda_of(cases), jobs, found.append)
     return found
 
 
 def test_every_case_is_measured_by_some_process():
     found = measured(BENCH, CASES, 2)
-    assert list(found) != []
-    assert {case: [row.variant for row in answer.rows] for case, answer in found.items()} == {
-        case: [TORCH, AUTO] for case in CASES
-    }
+    assert sorted((row.k, row.variant) for answer in found for row in answer.rows) == sorted(
+        (case.shape.k, variant) for case in CASES for variant in (TORCH, AUTO)
+    )
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_each_task_is_done_once(jobs):
-    found = []
-    tasks = iter([Task(case, 0.1) for case in CASES])
-    measure_side_by_side(Fake(), tasks, jobs, lambda task, answer, seconds: found.append((task.case, answer, seconds)))
-    assert sorted(case.shape.k for case, _, _ in found) == [64, 65, 96, 128]
-    assert all(answer == Measured(missing=["0.1"]) and seconds > 0 for _, answer, seconds in found)
+def test_each_case_is_measured_once(jobs):
+    assert sorted(answer.missing[0] for answer in measured(Fake(), CASES, jobs)) == ["128", "64", "65", "96"]
 
 
 @dataclass(frozen=True)
 class Fake:
-    """What stands for a bench in another process: it answers with how long it may take, or dies, or raises.
+    """What stands for a bench in another process: it answers with the case's K, or dies, or raises.
 
     What it does in its turns is written into a file: begin and end with the process, on one clock for all.
     """
@@ -81,7 +80,7 @@ class Fake:
                 self.note("gpu", 0.02)
             with turns.machine():
                 self.note("machine", 0.05)
-        return Measured(missing=[str(seconds)])
+        return Measured(missing=[str(case.shape.k)])
 
     def note(self, what, seconds):
         begin = time.monotonic()
@@ -93,13 +92,26 @@ class Fake:
 @pytest.mark.parametrize("jobs", [1, 4])
 def test_a_case_that_ends_its_process_is_left_out_and_no_other(jobs):
     found = measured(Fake(dies_at=65), CASES, jobs)
-    assert {case.shape.k: type(answer) for case, answer in found.items()} == {
-        64: Measured,
-        65: LeftOut,
-        96: Measured,
-        128: Measured,
-    }
-    assert found[CASES[1]] == LeftOut(CASES[1], "it ended its process")
+    (left_out,) = (answer for answer in found if isinstance(answer, LeftOut))
+    assert left_out == LeftOut(CASES[1], "it ended its process, with code 1")
+    assert sorted(answer.missing[0] for answer in found if answer is not left_out) == ["128", "64", "96"]
+
+
+def test_processes_that_cannot_start_are_an_error_at_once():
+    with pytest.raises(RuntimeError, match="ended as it started, with code 1"):
+        measured(Unpicklable(), CASES, 2)
+    assert multiprocessing.active_children() == []
+
+
+class Unpicklable:
+    """Cannot be made in another process."""
+
+    def __reduce__(self):
+        return fail, ()
+
+
+def fail():
+    raise ValueError("not here")
 
 
 def test_what_a_process_raises_is_raised():
@@ -113,7 +125,7 @@ def test_what_hears_of_it_may_stop_it():
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        measure_side_by_side(Fake(), [Task(case, None) for case in CASES], 2, refuse)
+        measure_side_by_side(Fake(), agenda_of(CASES), 2, refuse)
     assert multiprocessing.active_children() == []
 
 
@@ -165,8 +177,8 @@ def state_of(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def wait_until(is_so):
-    deadline = time.monotonic() + 5
+def wait_until(is_so, seconds=10):
+    deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -178,22 +190,79 @@ def test_alone_nobody_waits():
         pass
 
 
+def test_nothing_is_left_behind_where_a_process_ends_while_it_has_the_machine(tmp_path):
+    """Also of the compilers that another had started, and which were stopped with it."""
+    pids = tmp_path / "pids"
+    found = measured(Compiling(str(pids)), CASES[:2], 2)
+    assert any(isinstance(answer, LeftOut) for answer in found)
+    wait_until(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()))
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """The first case starts another program; the second waits for it, and ends its process while that is stopped."""
+
+    pids: str
+
+    def measure_or_leave_out(self, case, seconds, turns):
+        pids = Path(self.pids)
+        if case == CASES[0] and pids.exists():
+            return Measured()
+        if case == CASES[0]:
+            with subprocess.Popen(["sleep", "60"]) as child:
+                pids.write_text(f"{child.pid}")
+        wait_until(pids.exists)
+        with turns.machine():
+            os._exit(1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
+def test_processes_end_with_the_one_that_started_them(number, tmp_path):
+    pids = tmp_path / "pids"
+    parent = SPAWN.Process(target=measure_for_long, args=(str(pids),))
+    parent.start()
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, seconds=60)
+    time.sleep(0.1)
+    os.kill(parent.pid, number)
+    parent.join()
+    wait_until(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()))
+
+
+def measure_for_long(pids):
+    measure_side_by_side(Sleeping(pids), agenda_of(CASES), 2, lambda _: None)
+
+
+@dataclass(frozen=True)
+class Sleeping:
+    """One has the machine for a minute; the other is stopped meanwhile."""
+
+    pids: str
+
+    def measure_or_leave_out(self, case, seconds, turns):
+        with Path(self.pids).open("a") as file:
+            file.write(f"{os.getpid()} ")
+        # Until the other has said so too.
+        wait_until(lambda: len(Path(self.pids).read_text().split()) == 2)
+        with turns.machine():
+            time.sleep(60)
+
+
+def is_running(pid):
+    return Path(f"/proc/{pid}").exists() and state_of(pid) != "Z"
+
+
 def test_here_and_there_say_the_same():
     found = []
-    measure_here(BENCH, [Task(CASES[0], None)], lambda task, answer, seconds: found.append((task, answer, seconds)))
-    ((task, answer, seconds),) = found
-    assert task.case == CASES[0]
-    assert seconds > 0
-    there = measured(BENCH, CASES[:1], 1)[CASES[0]]
-    assert [replace(row, p20_us=0, p50_us=0, p80_us=0, noise=0) for row in answer.rows] == [
-        replace(row, p20_us=0, p50_us=0, p80_us=0, noise=0) for row in there.rows
-    ]
+    measure_here(BENCH, agenda_of(CASES[:1]), found.append)
+    found += measured(BENCH, CASES[:1], 1)
+    here, there = ([replace(row, p20_us=0, p50_us=0, p80_us=0, noise=0) for row in answer.rows] for answer in found)
+    assert here == there != []
 
 
 def test_the_processes_time_candidates_in_turns():
     assert tuning_timer() is not None
-    found = measured(Listening(), CASES[:1], 1)
-    assert found[CASES[0]].missing == ["1", "call", "call"]
+    (found,) = measured(Listening(), CASES[:1], 1)
+    assert found.missing == ["1", "call", "call"]
 
 
 class Listening:
@@ -209,19 +278,30 @@ class Listening:
 
 def test_compiled_variants_are_measured_in_processes():
     found = measured(replace(BENCH, variants=(TORCH, COMPILED)), CASES[:2], 2)
-    assert {row.variant for answer in found.values() for row in answer.rows} == {TORCH, COMPILED}
+    assert {row.variant for answer in found for row in answer.rows} == {TORCH, COMPILED}
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """How a run's cases are measured: here, or in how many processes."""
     heard = []
+
+    def note(where, agenda):
+        tasks = []
+        while (task := agenda.next()) is not None:
+            tasks.append(task)
+        heard.append((where, tasks))
+
     monkeypatch.setattr(run, "measure_ceilings", lambda *_: CEILINGS)
     monkeypatch.setattr(run, "free_bytes", lambda _: 1 << 40)
-    monkeypatch.setattr(run, "measure_here", lambda bench, tasks, done: heard.append(("here", list(tasks))))
-    monkeypatch.setattr(run, "measure_side_by_side", lambda bench, tasks, jobs, done: heard.append((jobs, list(tasks))))
+    monkeypatch.setattr(run, "measure_here", lambda bench, agenda, done: note("here", agenda))
+    monkeypatch.setattr(run, "measure_side_by_side", lambda bench, agenda, jobs, done: note(jobs, agenda))
     monkeypatch.setattr(run.Machine, "of", lambda device: MACHINE)
     return heard
+
+
+def run_on(device, cases, folder, **settings):
+    run_cases(cases, torch.device(device), folder, Settings(**settings), announce=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -230,27 +310,47 @@ def asked(monkeypatch):
     ids=str,
 )
 def test_where_cases_are_measured(device, jobs, count, expected, asked, tmp_path):
-    run_cases(CASES[:count], torch.device(device), tmp_path, Settings(jobs=jobs), announce=lambda _: None)
-    ((where, tasks),) = asked
+    run_on(device, CASES[:count], tmp_path, jobs=jobs)
+    where, tasks = asked[0]
     assert where == expected
     assert [task.case for task in tasks] == CASES[:count]
+    assert [tasks for _, tasks in asked[1:]] in ([], [[]])
 
 
 def test_without_the_compilers_timer_nobody_else_compiles(asked, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "tuning_timer", lambda: None)
-    run_cases(CASES, torch.device("cuda"), tmp_path, Settings(jobs=4), announce=lambda _: None)
+    run_on("cuda", CASES, tmp_path, jobs=4)
     assert [where for where, _ in asked] == ["here"]
 
 
-def test_the_budget_is_shared_out(asked, tmp_path):
-    ticks = iter([0.0, 40.0, 40.0, 60.0, 60.0])
-    run_cases(
-        CASES,
-        torch.device("cuda"),
-        tmp_path,
-        Settings(jobs=2, budget=100.0),
-        announce=lambda _: None,
-        clock=lambda: next(ticks),
-    )
-    ((_, tasks),) = asked
-    assert [task.seconds for task in tasks] == [60.0 / 8, 60.0 / 6, 40.0 / 4, 40.0 / 2]
+def test_what_is_too_large_beside_others_is_measured_alone_after_them(asked, tmp_path, monkeypatch):
+    large = custom_case((2, 3, 1 << 20), torch.float32)
+    monkeypatch.setattr(run, "free_bytes", lambda _: 6 * large.bytes)
+    run_on("cuda", [large, *CASES], tmp_path, jobs=4)
+    assert [(where, [task.case for task in tasks]) for where, tasks in asked] == [(4, CASES), ("here", [large])]
+    asked.clear()
+    run_on("cuda", [large, CASES[0]], tmp_path, jobs=4)
+    assert [(where, [task.case for task in tasks]) for where, tasks in asked] == [("here", [large, CASES[0]])]
+
+
+def test_the_budget_is_shared_out():
+    ticks = iter([40.0, 40.0, 60.0, 60.0])
+    agenda = Agenda(CASES, 100.0, lambda: next(ticks), lambda _: None)
+    assert [agenda.next().seconds for _ in CASES] == [60.0 / 8, 60.0 / 6, 40.0 / 4, 40.0 / 2]
+    assert agenda.next() is None
+
+
+def test_what_would_likely_end_past_the_budget_is_not_begun_also_after_an_interruption():
+    now, heard = [0.0], []
+    agenda = Agenda(CASES, 10.0, lambda: now[0], heard.append)
+    first, second = agenda.next(), agenda.next()
+    now[0] = 4.0
+    agenda.end(first)
+    agenda.put_back([second])
+    again = agenda.next()
+    assert (again.case, again.begun) == (second.case, 4.0)
+    now[0] = 6.5
+    agenda.put_back([again])
+    assert agenda.next() is None
+    assert [left.case for left in agenda.left_out] == CASES[1:]
+    assert heard == [str(CASES[0]), str(CASES[1]), str(CASES[1])]

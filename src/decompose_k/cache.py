@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from decompose_k import settings, store
 from decompose_k.device import Device
 from decompose_k.entries import Entry, key_of
+from decompose_k.forgetting import forget, forgettable
 from decompose_k.store import Document, Header, RawEntries, UnreadableFileError, class_of, file_name
 
 if TYPE_CHECKING:
@@ -53,19 +53,11 @@ class CacheFile:
     problem: str | None = None
 
 
-class _Cached(Protocol):
-    def cache_clear(self) -> None: ...
-
-
-_AnyCached = TypeVar("_AnyCached", bound=_Cached)
-
-
 class _Process:
-    """What this process knows beyond the files: entries that no file could take, and what to empty when they change."""
+    """What this process knows beyond the files: entries that no file could take."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.dependants: list[_Cached] = []
         # By device and problem class. A sealed device's files are not read: the ranks of a job share one set.
         self.tables: dict[tuple[Device, str], RawEntries] = {}
         self.sealed: frozenset[Device] = frozenset()
@@ -87,18 +79,6 @@ class _Process:
 
 
 _PROCESS = _Process()
-
-
-def forgettable(cached: _AnyCached) -> _AnyCached:
-    """Decorator of an `lru_cache` whose values follow from remembered choices: it is emptied when these change."""
-    _PROCESS.dependants.append(cached)
-    return cached
-
-
-def forget() -> None:
-    """Read the files anew and choose anew, from the next call on."""
-    for cached in _PROCESS.dependants:
-        cached.cache_clear()
 
 
 def remembered(problem: Problem, device: Device) -> tuple[Remembered, ...]:
@@ -282,8 +262,7 @@ def _user_entries(device: Device, problem_class: str) -> RawEntries:
 
 
 # Once, as the choices themselves.
-@forgettable
-@functools.lru_cache(maxsize=8)
+@forgettable(8)
 def _files_fingerprint(folder: Path | None) -> str:
     digest = hashlib.sha256()
     for path in store.choice_files(folder):
@@ -292,8 +271,7 @@ def _files_fingerprint(folder: Path | None) -> str:
     return digest.hexdigest()
 
 
-@forgettable
-@functools.lru_cache(maxsize=256)
+@forgettable(256)
 def _file_entries(path: Path, device: Device, *, shipped: bool) -> RawEntries:
     try:
         document = store.read(path)

@@ -16,8 +16,8 @@ import torch
 from torch.autograd import forward_ad
 
 from decompose_k.arguments import LINEAR, Names
-from decompose_k.cache import forgettable
 from decompose_k.execute import Shortcuts, cpu_precision, default_precision
+from decompose_k.forgetting import register
 from decompose_k.guards import current_device, guard, is_folded
 from decompose_k.record import RECORDINGS
 
@@ -80,6 +80,8 @@ class Calls:
         shape = (*a.shape[:-1], b.shape[0] if is_linear else b.shape[1])
         # Operands of one shape that differ otherwise take turns here, and to make a guard takes as long as a key.
         if self._made[brief] < MOST_GUARDS:
+            # Also where torch refuses to make one, as for the same tensor twice.
+            self._count(brief)
             guarded = guard(
                 shortcut,
                 a,
@@ -91,17 +93,22 @@ class Calls:
                 by_address=shortcuts.by_address,
                 settings=settings_in(key),
             )
-            # The choice may have been forgotten meanwhile, by another thread.
-            if guarded is not None and generation == self._generation:
-                self._keep(brief, guarded)
+            if guarded is not None:
+                self._keep(self.guarded, brief, guarded, generation)
         return result if result.dim() == len(shape) else result.view(shape)
 
-    def _keep(self, brief: Key, guarded: Guarded) -> None:
-        if len(self.guarded) >= MOST_CALLS:
-            self.guarded.clear()
+    def _count(self, brief: Key) -> None:
+        if len(self._made) >= MOST_CALLS:
             self._made.clear()
-        self.guarded[brief] = guarded
         self._made[brief] += 1
+
+    def _keep(self, kept: dict[Key, Any], key: Key, value: Any, generation: int) -> None:
+        """Keep what was made in a generation, unless another thread had choices forgotten since, or does so now."""
+        if len(kept) >= MOST_CALLS:
+            kept.clear()
+        kept[key] = value
+        if generation != self._generation:
+            kept.pop(key, None)
 
     def find(self, key: Key) -> Shortcuts | None:
         """The shortcuts of a like call, if there was one."""
@@ -116,11 +123,7 @@ class Calls:
         generation = self._generation
 
         def keep(shortcuts: Shortcuts) -> None:
-            if generation != self._generation:
-                return
-            if len(self._shortcuts) >= MOST_CALLS:
-                self._shortcuts.clear()
-            self._shortcuts[key] = shortcuts
+            self._keep(self._shortcuts, key, shortcuts, generation)
 
         return keep
 
@@ -140,7 +143,7 @@ def _direct(
     return shortcuts.direct_matmul if bias is None else None
 
 
-CALLS = forgettable(Calls())
+CALLS = register(Calls())
 
 
 # One long function: each function that it would call costs every eager product 0.1 us.

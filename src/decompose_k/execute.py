@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from decompose_k.arguments import result_dtype
-from decompose_k.cache import forgettable
 from decompose_k.config import TORCH_KERNELS
 from decompose_k.device import Device
+from decompose_k.forgetting import forgettable
 from decompose_k.plan import TORCH_MM, choose, triton_objection
 from decompose_k.problem import HIGHEST, Problem, accumulates_fp32_operand, layout_of
 from decompose_k.record import RECORDINGS
@@ -152,8 +152,7 @@ def _read_setting(backend: str, operation: str) -> str:
 _product_setting: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precision_getter", _read_setting)
 
 
-@forgettable
-@functools.lru_cache(maxsize=4096)
+@forgettable(4096)
 def _chosen(key: tuple[Any, ...], device: torch.device, backend: str, split_k: int | None) -> Config:
     return choose(_problem(key), Device.of(device), backend, split_k).config
 

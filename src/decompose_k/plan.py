@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from decompose_k.config import Config
 from decompose_k.costs import predict_microseconds
 from decompose_k.device import Device
 from decompose_k.dtypes import HALVES, dtype_name
+from decompose_k.forgetting import forget, forgettable
 from decompose_k.heuristics import candidates
 from decompose_k.legality import is_legal, triton_refusal
 from decompose_k.problem import Problem
@@ -112,11 +112,10 @@ def workspace_bytes(config: Config, problem: Problem) -> int:
 
 def forget_choices() -> None:
     """Choose anew from the next call on: to be called where what choices follow from has changed."""
-    cache.forget()
+    forget()
 
 
-@cache.forgettable
-@functools.lru_cache(maxsize=4096)
+@forgettable(4096)
 def choose(problem: Problem, device: Device, backend: str, split_k: int | None) -> Plan:
     """The plan for checked arguments; `backend` is what the environment made of `auto`.
 
@@ -142,9 +141,12 @@ def choose(problem: Problem, device: Device, backend: str, split_k: int | None) 
 
 
 def _promise_pays(untuned: Config, measured: Config, problem: Problem, device: Device) -> bool:
-    """Whether a config that was not measured promises more, for a static weight, than one that was without it."""
-    if untuned.launch != "static_b" or measured.backend != "triton":
-        return untuned.launch == "static_b"
+    """Whether a config that was not measured promises more, for a static weight, than one that was without it.
+
+    Where torch's kernel was the fastest, a prediction alone does not outdo it.
+    """
+    if untuned.launch != "static_b" or measured.backend == "torch":
+        return False
     bucket = problem.bucketed()
     without = replace(bucket, static_b=False)
     return predict_microseconds(untuned, bucket, device) < _PROMISED * predict_microseconds(measured, without, device)

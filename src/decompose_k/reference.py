@@ -82,7 +82,7 @@ def composite(
         product = product * alpha
     if bias is not None and beta != 0:
         product = product + (bias.to(wide) if beta == 1 else bias.to(wide) * beta)
-    return apply_activation(product, activation).to(out_dtype)
+    return _activate(product, activation).to(out_dtype)
 
 
 def torch_matmul(
@@ -331,7 +331,7 @@ def _activate(sums: torch.Tensor, activation: str | None) -> torch.Tensor:
     activated = apply_activation(sums, activation)
     if activation == "gelu" and sums.is_cpu:
         # Of fp32 and bf16 it is oneDNN's, which on some processors (AMD's with AVX-512) makes NaN of infinity.
-        return activated.masked_fill_(sums == torch.inf, torch.inf)
+        return torch.where(sums == torch.inf, torch.inf, activated)
     return activated
 
 

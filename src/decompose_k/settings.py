@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 BACKENDS = ("auto", "torch", "triton")
 
@@ -33,6 +33,16 @@ def cache_directory() -> Path:
     return Path(base).expanduser() / "decompose-k"
 
 
-def others(**variables: str) -> AbstractContextManager[object]:
-    """Variables that other libraries read, in this process and those that it starts, until the end."""
-    return mock.patch.dict(os.environ, variables)
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set variables that other libraries read, in this process and those that it starts, until the end."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

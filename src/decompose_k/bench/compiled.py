@@ -88,7 +88,7 @@ def fresh_timings() -> Iterator[None]:
     # Triton's compiled kernels depend on their source alone, and stay where they are.
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        settings.others(TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=str(knobs.cache.dir)),
+        settings.environment(TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=str(knobs.cache.dir)),
     ):
         yield
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from decompose_k.bench.agenda import Agenda
 from decompose_k.bench.cases import Case, LeftOut, affordable
 from decompose_k.bench.columns import COLUMNS
 from decompose_k.bench.compiled import fresh_timings
@@ -17,7 +18,7 @@ from decompose_k.bench.machine import Ceilings, Machine, measure_ceilings, rate_
 from decompose_k.bench.measure import Bench, Measured
 from decompose_k.bench.rows import JSONL_NAME, Row, append_jsonl, mend_jsonl, read_jsonl
 from decompose_k.bench.search import compile_choices
-from decompose_k.bench.side_by_side import Task, measure_here, measure_side_by_side, tuning_timer
+from decompose_k.bench.side_by_side import measure_here, measure_side_by_side, tuning_timer
 from decompose_k.bench.suites import variants_for
 from decompose_k.device import free_bytes
 from decompose_k.dtypes import dtype_name
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from decompose_k.timing import Clock
-
-# Of a case's share of the budget; making operands and checking them against fp64 take the rest.
-_TIMED_SHARE = 0.5
-# The first cases compile what later ones share.
-_LATEST = 8
 
 Announce = Callable[[str], None]
 
@@ -116,12 +112,12 @@ def run_cases(
     outcome = Outcome(rows=list(done))
     measured = {row.case for row in done}
     todo = [case for case in cases if _key(case, machine) not in measured]
-    is_shared = device.type == "cuda" and settings.jobs > 1 and tuning_timer() is not None
     # Two sets of operands, the widened copies of a baseline, and room for everything else.
-    limit = int(min(settings.max_bytes, free_bytes(device) // (6 * (settings.jobs if is_shared else 1))))
+    limit = int(min(settings.max_bytes, free_bytes(device) // 6))
     todo, outcome.left_out = affordable(todo, max_bytes=limit, max_flops=settings.max_flops)
     if not todo:
         return outcome
+    jobs = min(settings.jobs, len(todo)) if device.type == "cuda" and tuning_timer() is not None else 1
     announce("measuring the ceilings")
     bench = Bench(
         device,
@@ -140,30 +136,23 @@ def run_cases(
     if bench.search:
         announce("compiling the candidates")
         compile_choices(todo, names, device, settings.jobs)
-    spent: list[float] = []
+    # What is too large to be measured beside others is measured alone, after them.
+    together = [case for case in todo if jobs > 1 and case.bytes <= limit // jobs]
+    apart = [case for case in todo if case not in set(together)] if len(together) > 1 else todo
 
-    def tasks() -> Iterator[Task]:
-        for place, case in enumerate(todo):
-            left = None if deadline is None else deadline - clock()
-            # One that would likely end past the budget is not begun: whoever stops the run from outside takes its rows.
-            latest = spent[-_LATEST:]
-            if left is not None and left <= sum(latest) / max(1, len(latest)):
-                outcome.left_out += [LeftOut(case, "the time budget was used up") for case in todo[place:]]
-                return
-            announce(str(case))
-            yield Task(case, None if left is None else _TIMED_SHARE * left / (len(todo) - place))
-
-    def finish(_: Task, found: Measured | LeftOut, seconds: float) -> None:
-        spent.append(seconds)
+    def finish(found: Measured | LeftOut) -> None:
         if isinstance(found, Measured):
             append_jsonl(folder / JSONL_NAME, found.rows)
         outcome.add(found)
 
     with fresh_timings() if device.type == "cuda" else nullcontext():
-        if is_shared and len(todo) > 1:
-            measure_side_by_side(bench, tasks(), min(settings.jobs, len(todo)), finish)
-        else:
-            measure_here(bench, tasks(), finish)
+        if len(together) > 1:
+            agenda = Agenda(together, deadline, clock, announce)
+            measure_side_by_side(bench, agenda, jobs, finish)
+            outcome.left_out += agenda.left_out
+        agenda = Agenda(apart, deadline, clock, announce)
+        measure_here(bench, agenda, finish)
+        outcome.left_out += agenda.left_out
     return outcome
 
 

@@ -1,17 +1,20 @@
 """Measure cases in several processes, which compile side by side and are timed one at a time.
 
 Compilers take most of a study's time: of a case of the seed grid, a processor for more than a minute and the GPU, on
-which they time candidates, for some seconds; it is timed for one second (H200). One process at a time has the GPU, and
-while the host's time counts the others are stopped.
+which they time candidates, for some seconds; it is timed for one second (H200). One process at a time times anything on
+the GPU, and while the host's time counts the others are stopped. First calls and warm-ups ask nobody: some of their
+microseconds fall into another's samples, and decide no median.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain
+import os
+import signal
+import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
@@ -23,43 +26,33 @@ from decompose_k.bench.turns import SharedTurns
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-    from decompose_k.bench.cases import Case
+    from decompose_k.bench.agenda import Agenda, Task
     from decompose_k.bench.measure import Bench, Measured
 
-
 _ENDING_SECONDS = 10.0
+_READY = "ready"
+# Of Linux: the signal that a process gets when its parent ends, however that ends.
+_PR_SET_PDEATHSIG = 1
+
+Done = Callable[["Measured | LeftOut"], None]
+Busy = dict[Any, tuple["BaseProcess", "Task"]]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A case, and for how many seconds it may be timed."""
-
-    case: Case
-    seconds: float | None
-
-
-# A task, what came of it, and how long that took.
-Done = Callable[[Task, "Measured | LeftOut", float], None]
+def measure_here(bench: Bench, agenda: Agenda, done: Done) -> None:
+    """Measure one case after the other in this process."""
+    while (task := agenda.next()) is not None:
+        done(bench.measure_or_leave_out(task.case, task.seconds))
+        agenda.end(task)
 
 
-def measure_here(bench: Bench, tasks: Iterable[Task], done: Done) -> None:
-    """Measure one task after the other in this process."""
-    for task in tasks:
-        started = time.monotonic()
-        found = bench.measure_or_leave_out(task.case, task.seconds)
-        done(task, found, time.monotonic() - started)
+def measure_side_by_side(bench: Bench, agenda: Agenda, jobs: int, done: Done) -> None:
+    """Measure the cases of an agenda in `jobs` processes, each asked for its next one when it is done with one.
 
-
-def measure_side_by_side(bench: Bench, tasks: Iterable[Task], jobs: int, done: Done) -> None:
-    """Measure tasks in `jobs` processes, each asked for its next one when it is done with one.
-
-    A task that ends its process is left out; the others that were under way then begin anew. What measuring raises is
-    raised.
+    A case that ends its process is left out; the others that were under way then begin anew. What measuring raises is
+    raised, and RuntimeError where the processes cannot start.
     """
-    interrupted: list[Task] | None = []
-    while interrupted is not None:
-        tasks = chain(interrupted, tasks)
-        interrupted = _until_one_ends(bench, tasks, jobs, done)
+    while len(agenda):
+        _until_one_ends(bench, agenda, min(jobs, len(agenda)), done)
 
 
 def tuning_timer() -> Any:
@@ -68,61 +61,74 @@ def tuning_timer() -> Any:
         from torch._inductor.runtime.benchmarking import benchmarker
     except ImportError:
         return None
-    return benchmarker
+    return benchmarker if all(hasattr(benchmarker, name) for name in ("benchmark_gpu", "benchmark_cpu")) else None
 
 
-def _until_one_ends(bench: Bench, tasks: Iterator[Task], jobs: int, done: Done) -> list[Task] | None:
-    """Measure all, which gives None, or until a process ends: then the tasks that others had under way."""
+def _until_one_ends(bench: Bench, agenda: Agenda, jobs: int, done: Done) -> None:
+    """Measure until the agenda gives nothing more, or until a process ends before its case."""
     context = multiprocessing.get_context("spawn")
     turns = SharedTurns(context, jobs)
-    busy: dict[Any, tuple[Task, float]] = {}
-    processes: list[BaseProcess] = []
+    processes: dict[Any, BaseProcess] = {}
     try:
-        for index, task in zip(range(jobs), tasks, strict=False):
+        for index in range(jobs):
             here, there = context.Pipe()
-            arguments = (there, turns, index, bench, torch.get_num_threads())
-            processes.append(context.Process(target=_work, args=arguments, daemon=True))
-            processes[-1].start()
+            arguments = (there, turns, index, bench, torch.get_num_threads(), os.getpid())
+            process: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
+            process.start()
+            processes[here] = process
             there.close()
-            _give(here, task, busy)
-        while busy:
-            ready: list[Any] = wait(list(busy))
-            for pipe in ready:
-                task, started = busy.pop(pipe)
-                found = _taken(pipe)
-                if found is None:
-                    done(task, LeftOut(task.case, "it ended its process"), time.monotonic() - started)
-                    return [task for task, _ in busy.values()]
-                done(task, found, time.monotonic() - started)
-                following = next(tasks, None)
-                if following is not None:
-                    _give(pipe, following, busy)
-                else:
-                    # With nothing more to come it ends by itself.
-                    pipe.close()
-        for process in processes:
-            process.join(_ENDING_SECONDS)
-        return None
+        for pipe, started in processes.items():
+            if _taken(pipe) != _READY:
+                started.join(_ENDING_SECONDS)
+                raise RuntimeError(f"a process that was to measure ended as it started, with code {started.exitcode}")
+        if _serve(processes, agenda, done):
+            for idle in processes.values():
+                idle.join(_ENDING_SECONDS)
     finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
+        _end_all(list(processes.values()))
 
 
-def _give(pipe: Any, task: Task, busy: dict[Any, tuple[Task, float]]) -> None:
-    """Send a task; a process that has ended since shows when its answer is waited for."""
-    busy[pipe] = task, time.monotonic()
+def _serve(processes: dict[Any, BaseProcess], agenda: Agenda, done: Done) -> bool:
+    """Hand out cases until there are none, which is True, or until a process ended: then others are under way."""
+    busy: Busy = {}
+    for pipe, process in processes.items():
+        _give_next(pipe, process, agenda, busy)
+    while busy:
+        ready: list[Any] = wait(list(busy))
+        for pipe in ready:
+            process, task = busy.pop(pipe)
+            found = _taken(pipe)
+            if found is None:
+                process.join(_ENDING_SECONDS)
+                done(LeftOut(task.case, f"it ended its process, with code {process.exitcode}"))
+            else:
+                done(found)
+            agenda.end(task)
+            if found is None or not _give_next(pipe, process, agenda, busy):
+                agenda.put_back([task for _, task in busy.values()])
+                return False
+    return True
+
+
+def _give_next(pipe: Any, process: BaseProcess, agenda: Agenda, busy: Busy) -> bool:
+    """Have a process begin the next case, or end where there is none; False where it has ended already."""
+    task = agenda.next()
+    if task is None:
+        pipe.close()
+        return True
     try:
         pipe.send(task)
     except OSError:
-        return
+        agenda.put_back([task])
+        return False
+    busy[pipe] = process, task
+    return True
 
 
-def _taken(pipe: Any) -> Measured | LeftOut | None:
-    """A process's answer; None where it has ended. Raises what it raised."""
+def _taken(pipe: Any) -> Any:
+    """A process's word or answer; None where it has ended. Raises what it raised."""
     try:
-        found: Measured | LeftOut | Exception = pipe.recv()
+        found = pipe.recv()
     except (EOFError, OSError):
         return None
     if isinstance(found, Exception):
@@ -130,12 +136,24 @@ def _taken(pipe: Any) -> Measured | LeftOut | None:
     return found
 
 
-def _work(pipe: Connection, turns: SharedTurns, index: int, bench: Bench, threads: int) -> None:
+def _end_all(processes: list[BaseProcess]) -> None:
+    """Kill what still runs, or is stopped, with the compilers that it started."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+def _work(pipe: Connection, turns: SharedTurns, index: int, bench: Bench, threads: int, parent: int) -> None:
     """The life of a process: measure what comes, until nothing can come any more."""
+    _end_with(parent)
     turns.join(index)
     # The code that compilers make for a CPU depends on the number of threads.
     torch.set_num_threads(threads)
     _tune_in_turn(turns)
+    pipe.send(_READY)
     while True:
         try:
             task = pipe.recv()
@@ -146,6 +164,14 @@ def _work(pipe: Connection, turns: SharedTurns, index: int, bench: Bench, thread
         except Exception as error:  # noqa: BLE001 - told where it is waited for
             found = RuntimeError(f"{task.case}: {type(error).__name__}: {error}")
         pipe.send(found)
+
+
+def _end_with(parent: int) -> None:
+    """Have this process end when its parent does, also if that is killed and this one stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the process that was to be told has ended")
 
 
 def _tune_in_turn(turns: SharedTurns) -> None:

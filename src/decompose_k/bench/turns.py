@@ -50,8 +50,11 @@ class SharedTurns:
         self._groups = context.Array("i", count, lock=False)
 
     def join(self, index: int) -> None:
-        """Take part as the process of this index, as the leader of a process group of its own."""
-        os.setsid()
+        """Take part as the process of this index, as the leader of a process group of its own.
+
+        It stays in the session: the kernel then ends the group's stopped processes when their parents are gone.
+        """
+        os.setpgid(0, 0)
         with self._lock:
             self._groups[index] = os.getpid()
 
