@@ -66,7 +66,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
     for (let turn = 0; turn < 2; turn += 1) {
       heading.querySelector("button").click();
       orders.push([heading.getAttribute("aria-sort"),
-                   Array.from(table.tBodies[0].rows, (row) => row.cells[column].dataset.key)]);
+                   Array.from(table.tBodies[0].rows, (row) => row.cells[column])
+                     .map((cell) => cell.dataset.key ?? cell.textContent)]);
     }
     columns.push([heading.classList.contains("number"), orders]);
   });

@@ -223,14 +223,14 @@ def test_the_page_has_both_colour_schemes_and_fits_a_phone(page):
 
 def test_cells_are_sortable_by_number_and_text_is_escaped(page):
     parsed = Page(page)
-    keys = [attributes["data-key"] for tag, attributes in parsed.elements if tag == "td"]
-    assert len(keys) == len(parsed.cells)
+    cells = [attributes for tag, attributes in parsed.elements if tag == "td"]
+    assert len(cells) == len(parsed.cells)
+    keys = [attributes.get("data-key", text) for attributes, text in zip(cells, parsed.cells, strict=True)]
     numbers = [
-        attributes["data-key"]
-        for tag, attributes in parsed.elements
-        if tag == "td" and "number" in attributes.get("class", "")
+        key for key, attributes in zip(keys, cells, strict=True) if "number" in attributes.get("class", "").split()
     ]
     assert [float(key) for key in numbers]
+    assert not any(attributes.get("data-key") == text for attributes, text in zip(cells, parsed.cells, strict=True))
     assert 'LoRA <r=8> & "co" (unverified)' in parsed.cells
     assert "a note with &lt;b&gt;" in page
 

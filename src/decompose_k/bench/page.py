@@ -78,4 +78,7 @@ def _heading(column: Column) -> str:
 def _cell(column: Column, cell: Cell) -> str:
     classes = " ".join(name for name in ("number" if column.is_number else "", cell.css) if name)
     css = f' class="{classes}"' if classes else ""
-    return f'<td{css} data-key="{html.escape(str(cell.key))}">{html.escape(cell.text)}</td>'
+    # A page of thousands of rows is read on a phone too: six digits of a number, and no key that is the text.
+    key = f"{cell.key:.6g}" if isinstance(cell.key, float) else str(cell.key)
+    data = "" if key == cell.text else f' data-key="{html.escape(key)}"'
+    return f"<td{css}{data}>{html.escape(cell.text)}</td>"

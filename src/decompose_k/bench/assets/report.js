@@ -3,7 +3,7 @@
 // Sort by a column's keys; the same heading again turns the order round. Equal rows keep their order.
 function sortBy(table, column, descending) {
   const isNumber = table.tHead.rows[0].cells[column].classList.contains("number");
-  const keyOf = (row) => row.cells[column].dataset.key;
+  const keyOf = (row) => row.cells[column].dataset.key ?? row.cells[column].textContent;
   const compare = isNumber
     ? (left, right) => Number(keyOf(left)) - Number(keyOf(right))
     : (left, right) => keyOf(left).localeCompare(keyOf(right), undefined, { numeric: true });
