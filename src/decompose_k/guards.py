@@ -83,7 +83,7 @@ def _by_shortcut(
     def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         if not (is_alike(a, b) if bias is None else is_alike(a, b, bias)):
             return None
-        if RECORDINGS.active != () or _dispatch_modes() > 0 or _forward_ad._current_level >= 0:
+        if RECORDINGS.active or _dispatch_modes() or _forward_ad._current_level >= 0:
             return None
         if needs_gradient and _is_grad_enabled():
             return None
@@ -107,8 +107,8 @@ def _directly(
     def call(a: torch.Tensor, b: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor | None:
         if (
             not is_alike(a, b)
-            or RECORDINGS.active != ()
-            or _dispatch_modes() > 0
+            or RECORDINGS.active
+            or _dispatch_modes()
             or _forward_ad._current_level >= 0
             or (needs_gradient and _is_grad_enabled())
         ):
@@ -118,8 +118,8 @@ def _directly(
     def call_with_bias(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         if (
             not is_alike(a, b, bias)
-            or RECORDINGS.active != ()
-            or _dispatch_modes() > 0
+            or RECORDINGS.active
+            or _dispatch_modes()
             or _forward_ad._current_level >= 0
             or (needs_gradient and _is_grad_enabled())
         ):
