@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decompose_k import cache, calls
+from decompose_k import api, cache, calls
 from decompose_k import device as processors
 from decompose_k.calls import CALLS
 
@@ -139,3 +139,16 @@ def either_way(request, monkeypatch):
     if request.param == "directly":
         for name in ("cpu_precision", "default_precision"):
             monkeypatch.setattr(calls, name, lambda: None)
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """Every key that was asked for: a call recognised by its guards asks for none."""
+    asked = []
+
+    def ask(*arguments):
+        asked.append(calls.call_key(*arguments))
+        return asked[-1]
+
+    monkeypatch.setattr(api, "call_key", ask)
+    return asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,9 @@ from decompose_k.dtypes import FLOATS, HALVES, dtype_name
 from decompose_k.epilogue import apply_activation
 from decompose_k.execute import Shortcut, Shortcuts, execute
 from decompose_k.problem import Problem
+from decompose_k.reference import Product
 
 Operands = tuple[torch.Tensor, ...]
-Product = Callable[..., torch.Tensor]
 
 # The truth is summed over K in pieces, so that no fp64 copy of a large operand is made.
 _TRUTH_CHUNK = 1 << 18

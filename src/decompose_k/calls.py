@@ -24,6 +24,7 @@ from decompose_k.record import RECORDINGS
 if TYPE_CHECKING:
     from decompose_k.execute import Keep
     from decompose_k.guards import Guarded
+    from decompose_k.reference import Product
 
 # A serving process meets some tens of keys for each weight; beyond this the memory starts anew.
 MOST_CALLS = 8192
@@ -135,9 +136,7 @@ class Calls:
         self._made.clear()
 
 
-def _direct(
-    shortcuts: Shortcuts, a: torch.Tensor, bias: torch.Tensor | None, *, is_linear: bool
-) -> Callable[..., torch.Tensor] | None:
+def _direct(shortcuts: Shortcuts, a: torch.Tensor, bias: torch.Tensor | None, *, is_linear: bool) -> Product | None:
     if is_linear:
         return shortcuts.direct_linear if is_folded(a) else None
     return shortcuts.direct_matmul if bias is None else None
@@ -178,7 +177,6 @@ def call_key(  # noqa: C901
         or not (batch_invariant is False or batch_invariant is True)
         or not (static_b is False or static_b is True)
         # Something besides the engine has to see the call: a transform, mode, tracer, recording, or autocast.
-        or is_compiling()
         or _transforms() is not None
         or RECORDINGS.active != ()
         or _dispatch_modes() > 0

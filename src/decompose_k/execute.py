@@ -15,7 +15,7 @@ from decompose_k.forgetting import forgettable
 from decompose_k.plan import TORCH_MM, choose, triton_objection
 from decompose_k.problem import HIGHEST, Problem, accumulates_fp32_operand, layout_of
 from decompose_k.record import RECORDINGS
-from decompose_k.reference import torch_matmul, torch_shortcuts
+from decompose_k.reference import Product, torch_matmul, torch_shortcuts
 from decompose_k.settings import default_backend
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Shortcuts(NamedTuple):
 
     for_matmul: Shortcut
     for_linear: Shortcut
-    direct_matmul: Callable[..., torch.Tensor] | None
-    direct_linear: Callable[..., torch.Tensor] | None
+    direct_matmul: Product | None
+    direct_linear: Product | None
     by_address: bool
 
 

@@ -20,6 +20,7 @@ from decompose_k.record import RECORDINGS
 
 if TYPE_CHECKING:
     from decompose_k.execute import Shortcut
+    from decompose_k.reference import Product
 
 # (a, b, bias) -> result, or None where the call is not alike.
 Guarded = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], "torch.Tensor | None"]
@@ -41,7 +42,7 @@ def guard(
     m: int,
     shape: tuple[int, ...],
     *,
-    direct: Callable[..., torch.Tensor] | None = None,
+    direct: Product | None = None,
     by_address: bool,
     settings: tuple[str | None, str | None],
 ) -> Guarded | None:
@@ -61,7 +62,7 @@ def guard(
         return None
     needs_gradient = any(tensor.requires_grad for tensor in tensors)
     if direct is not None and not by_address and settings == (None, None):
-        return _directly(direct, is_alike, needs_gradient=needs_gradient, has_bias=bias is not None)
+        return _directly(direct, is_alike, needs_gradient=needs_gradient)
     index = a.get_device() if by_address else None
     return _by_shortcut(shortcut, is_alike, m, shape, index, settings, needs_gradient=needs_gradient)
 
@@ -99,34 +100,21 @@ def _by_shortcut(
     return call
 
 
-def _directly(
-    direct: Callable[..., torch.Tensor], is_alike: Callable[..., bool], *, needs_gradient: bool, has_bias: bool
-) -> Guarded:
+def _directly(direct: Product, is_alike: Callable[..., bool], *, needs_gradient: bool) -> Guarded:
     """The way to torch's own function, whose 15 us on the host leave the least room beside them."""
 
-    def call(a: torch.Tensor, b: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor | None:
+    def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         if (
-            not is_alike(a, b)
+            not (is_alike(a, b) if bias is None else is_alike(a, b, bias))
             or RECORDINGS.active
             or _dispatch_modes()
             or _forward_ad._current_level >= 0
             or (needs_gradient and _is_grad_enabled())
         ):
             return None
-        return direct(a, b)
+        return direct(a, b) if bias is None else direct(a, b, bias)
 
-    def call_with_bias(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-        if (
-            not is_alike(a, b, bias)
-            or RECORDINGS.active
-            or _dispatch_modes()
-            or _forward_ad._current_level >= 0
-            or (needs_gradient and _is_grad_enabled())
-        ):
-            return None
-        return direct(a, b, bias)
-
-    return call_with_bias if has_bias else call
+    return call
 
 
 def is_folded(x: torch.Tensor) -> bool:

@@ -124,20 +124,33 @@ def choose(problem: Problem, device: Device, backend: str, split_k: int | None) 
     untuned = replace(_untuned(problem, device, backend, split_k), problem=problem)
     if 0 in (problem.m, problem.n, problem.k):
         return untuned
-    for remembered in _remembered(problem.bucketed(), device):
-        config = remembered.entry.config
-        if _is_usable(config, problem, device, backend, split_k):
-            reason = _remembered_reason(remembered, problem)
-            return Plan(problem, device, config, reason, _others(untuned, config), remembered.origin)
+    measured = _measured(problem, device, backend, split_k)
+    if measured is not None:
+        return _plan_measured(measured, problem, untuned)
     if problem.static_b:
         # Nothing was measured with the promise.
-        without = choose(replace(problem, static_b=False), device, backend, split_k)
-        if without.origin in (cache.TUNED, cache.SHIPPED) and not _promise_pays(
-            untuned.config, without.config, problem, device
-        ):
-            reason = f"{without.reason} (without the promise of a static weight)"
-            return Plan(problem, device, without.config, reason, _others(untuned, without.config), without.origin)
+        without = replace(problem, static_b=False)
+        measured = _measured(without, device, backend, split_k)
+        if measured is not None and not _promise_pays(untuned.config, measured.entry.config, problem, device):
+            found = _plan_measured(measured, without, untuned)
+            return replace(found, reason=f"{found.reason} (without the promise of a static weight)")
     return untuned
+
+
+def _measured(problem: Problem, device: Device, backend: str, split_k: int | None) -> cache.Remembered | None:
+    """The first choice that is remembered of a problem and serves it."""
+    for remembered in _remembered(problem.bucketed(), device):
+        if _is_usable(remembered.entry.config, problem, device, backend, split_k):
+            return remembered
+    return None
+
+
+def _plan_measured(measured: cache.Remembered, problem: Problem, untuned: Plan) -> Plan:
+    """The plan of what is remembered of `problem`, with the heuristic's ranking behind it."""
+    config = measured.entry.config
+    others = tuple(other for other in (untuned.config, *untuned.alternatives) if other != config)
+    reason = _remembered_reason(measured, problem)
+    return replace(untuned, config=config, reason=reason, alternatives=others, origin=measured.origin)
 
 
 def _promise_pays(untuned: Config, measured: Config, problem: Problem, device: Device) -> bool:
@@ -150,11 +163,6 @@ def _promise_pays(untuned: Config, measured: Config, problem: Problem, device: D
     bucket = problem.bucketed()
     without = replace(bucket, static_b=False)
     return predict_microseconds(untuned, bucket, device) < _PROMISED * predict_microseconds(measured, without, device)
-
-
-def _others(untuned: Plan, chosen: Config) -> tuple[Config, ...]:
-    """The heuristic's ranking without what was chosen instead."""
-    return tuple(config for config in (untuned.config, *untuned.alternatives) if config != chosen)
 
 
 def _remembered(problem: Problem, device: Device) -> Iterator[cache.Remembered]:

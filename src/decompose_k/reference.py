@@ -17,6 +17,7 @@ from decompose_k.problem import bucket_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Of a and b, and what else there is.
 Product = Callable[..., torch.Tensor]
 
 # fp32 copies of half operands are made panel by panel, so that a K in the millions needs no second copy of them.
@@ -183,7 +184,7 @@ def _is_one_call_on_a_cpu(
     return wide == out_dtype == torch.float32 and copies <= WHOLE_COPY_BYTES
 
 
-def _then_relu(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _then_relu(product: Product) -> Product:
     return lambda a, b, bias, m: product(a, b, bias, m).relu_()
 
 

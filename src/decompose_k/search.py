@@ -10,8 +10,8 @@ from decompose_k.entries import Measured
 from decompose_k.timing import GRAPHS
 
 if TYPE_CHECKING:
-    from decompose_k.accuracy import Product
     from decompose_k.config import Config
+    from decompose_k.reference import Product
     from decompose_k.timing import Timing
 
 # Enough calls a graph for a median to 1 %, few enough that thirty candidates take half a second.

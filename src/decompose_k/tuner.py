@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from decompose_k import cache
-from decompose_k.accuracy import Judge, Operands, Product, brief, make_operands, own_product, torch_product
+from decompose_k.accuracy import Judge, Operands, brief, make_operands, own_product, torch_product
 from decompose_k.compiling import NO_TIME, Work, code_of, compile_ahead
 from decompose_k.config import Config
 from decompose_k.device import Device, free_bytes
@@ -26,6 +26,8 @@ from decompose_k.timing import Timing, make_input_sets, time_variants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from decompose_k.reference import Product
 
 MEASURED, REMEMBERED, LEFT_OUT = "measured", "remembered", "left out"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from decompose_k.bench.compiled import forget_compiled
 from decompose_k.bench.rows import Row
 from decompose_k.bench.search import best_of_choices, best_of_options
 from decompose_k.bench.suites import variants_for
-from decompose_k.bench.turns import Alone, Turns
+from decompose_k.bench.turns import ALONE, Turns
 from decompose_k.bench.variant import TORCH
 from decompose_k.bench.variants import variants_of
 from decompose_k.dtypes import dtype_name
@@ -78,18 +77,17 @@ class Bench:
     columns: tuple[str, ...] = COLUMNS
 
     def measure_or_leave_out(
-        self, case: Case, seconds: float | None = None, turns: Turns | None = None
+        self, case: Case, seconds: float | None = None, turns: Turns = ALONE
     ) -> Measured | LeftOut:
         """Measure a case, for at most `seconds` of timing; left out is one for which there is not enough memory."""
         limits = [limit for limit in (self.seconds, seconds) if limit is not None]
         try:
-            return replace(self, seconds=min(limits, default=None)).measure(case, turns or Alone())
+            return replace(self, seconds=min(limits, default=None)).measure(case, turns)
         except torch.OutOfMemoryError as error:
             return LeftOut(case, brief(error))
 
-    def measure(self, case: Case, turns: Turns | None = None) -> Measured:
+    def measure(self, case: Case, turns: Turns = ALONE) -> Measured:
         """Check and time every variant of a case."""
-        turns = turns or Alone()
         forget_compiled()
         with turns.gpu():
             input_sets = self._input_sets(case)
@@ -121,7 +119,7 @@ class Bench:
         columns = self._columns(case, variants, input_sets, COLUMNS_OF_THE_GPU, turns.gpu)
         with turns.machine():
             timings |= self._in_own_graphs(variants, input_sets)
-            columns |= self._columns(case, variants, input_sets, COLUMNS_OF_THE_HOST, nullcontext)
+            columns |= self._columns(case, variants, input_sets, COLUMNS_OF_THE_HOST, turns.gpu)
         rows = [
             self._row(
                 checked,

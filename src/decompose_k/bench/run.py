@@ -137,8 +137,10 @@ def run_cases(
         announce("compiling the candidates")
         compile_choices(todo, names, device, settings.jobs)
     # What is too large to be measured beside others is measured alone, after them.
-    together = [case for case in todo if jobs > 1 and case.bytes <= limit // jobs]
-    apart = [case for case in todo if case not in set(together)] if len(together) > 1 else todo
+    together = [case for case in todo if case.bytes <= limit // jobs] if jobs > 1 else []
+    apart = [case for case in todo if case.bytes > limit // jobs]
+    if len(together) < 2:
+        together, apart = [], todo
 
     def finish(found: Measured | LeftOut) -> None:
         if isinstance(found, Measured):
@@ -146,7 +148,7 @@ def run_cases(
         outcome.add(found)
 
     with fresh_timings() if device.type == "cuda" else nullcontext():
-        if len(together) > 1:
+        if together:
             agenda = Agenda(together, deadline, clock, announce)
             measure_side_by_side(bench, agenda, jobs, finish)
             outcome.left_out += agenda.left_out

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from decompose_k.accuracy import Product
     from decompose_k.bench.cases import Case
     from decompose_k.bench.variant import Variant
     from decompose_k.problem import Problem
+    from decompose_k.reference import Product
 
 
 def best_of_choices(

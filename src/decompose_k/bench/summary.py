@@ -228,7 +228,7 @@ def distinct(rows: Iterable[Row], of: Callable[[Row], str | None]) -> list[str]:
 
 def _overall(all_duels: Sequence[Duel], opponent: str) -> str:
     speedups = sorted(duel.speedup for duel in all_duels)
-    counts = _counts(all_duels)
+    counts = counts_in_words(all_duels)
     return (
         f"Against {opponent}, Decompose-K {counts} of {len(all_duels)}:"
         f" {_range(speedups)}, geometric mean {times(geometric_mean(speedups))}."
@@ -236,7 +236,8 @@ def _overall(all_duels: Sequence[Duel], opponent: str) -> str:
     )
 
 
-def _counts(all_duels: Sequence[Duel]) -> str:
+def counts_in_words(all_duels: Sequence[Duel]) -> str:
+    """How many were won, even and lost."""
     won, tied, lost = (sum(duel.verdict == verdict for duel in all_duels) for verdict in VERDICTS)
     return f"wins {won}, ties {tied} and loses {lost}"
 

@@ -24,7 +24,7 @@ class Turns(Protocol):
         """Alone on the GPU; may be nested."""
 
     def machine(self) -> AbstractContextManager[object]:
-        """Alone on the GPU and on the host."""
+        """Alone on the GPU and on the host; `gpu` may be nested in it."""
 
 
 class Alone:
@@ -35,6 +35,9 @@ class Alone:
         return nullcontext()
 
     machine = gpu
+
+
+ALONE = Alone()
 
 
 class SharedTurns:
