@@ -26,9 +26,10 @@ PAIR = dk.Config("pair", split_k=14, block_k=128, num_stages=4)
         (replace(PROBLEM, static_b=True), PAIR),
         (replace(PROBLEM, batch_invariant=True), PAIR),
         (PROBLEM, replace(PAIR, split_k=15)),
+        (PROBLEM, replace(PAIR, prefetch_blocks=2)),
         (replace(PROBLEM, k=7168 * 2), replace(PAIR, split_k=28)),
     ],
-    ids=["m", "n", "static_b", "batch_invariant", "split_k", "k and split_k"],
+    ids=["m", "n", "static_b", "batch_invariant", "split_k", "prefetch_blocks", "k and split_k"],
 )
 def test_what_does_not_change_the_code_is_compiled_once(problem, config):
     if config.split_k == 28:

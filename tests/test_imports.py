@@ -27,6 +27,8 @@ ORDER = (
         "kernels",
         "registers",
         "legality",
+        "torch_costs",
+        "long_k_costs",
         "costs",
         "heuristics",
         "timing",

@@ -71,6 +71,20 @@ def test_neighbours_of_the_best_are_tried():
     assert bench.search(PAIRS, neighbours=lambda config: []).config == PAIRS[0]
 
 
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+@pytest.mark.parametrize("operands", ["", "a", "ab"], ids=lambda operands: operands or "none")
+def test_neighbours_of_a_pair_that_waits_first_prefetch_something_else(operands, blocks):
+    pair = replace(PAIRS[0], launch="wait_first", prefetch=operands, prefetch_blocks=blocks if operands else 0)
+    near = neighbours_of(pair)
+    fetched = {(other.prefetch, other.prefetch_blocks) for other in near}
+    assert fetched >= {("a", 1), ("b", 2), ("ab", 4), ("ab", 0), ("", 0)} - {(pair.prefetch, pair.prefetch_blocks)}
+    assert pair not in near
+    assert len(set(near)) == len(near)
+    assert all(other.prefetch or not other.prefetch_blocks for other in near)
+    static = replace(pair, launch="static_b", prefetch="a")
+    assert {other.prefetch for other in neighbours_of(static)} == {"a"}
+
+
 def test_neighbours_are_the_sizes_beside_and_pairs_with_a_flat_reducer_alone():
     assert [near.reduce_block for near in neighbours_of(PAIRS[0])] == [16, 64]
     assert [near.reduce_block for near in neighbours_of(replace(PAIRS[0], reduce_block=4))] == [8]

@@ -43,7 +43,8 @@ def code_of(problem: Problem, config: Config) -> Code:
     dtypes = (problem.a_dtype, problem.b_dtype, problem.out_dtype, problem.bias_dtype)
     layouts = (problem.a_layout, problem.b_layout, problem.activation)
     values = config.to_json()
-    del values["split_k"]
+    # What a kernel is told when it runs.
+    del values["split_k"], values["prefetch_blocks"]
     return (*dtypes, *layouts, sizes, is_wide, rows, _kind_of_splits(problem, config), *values.values())
 
 

@@ -26,7 +26,8 @@ class Config:
     reducer) or `dot` (Triton: one launch without tensor cores, for few rows). The block fields speak of the Triton
     kernels alone. `launch` says how they are launched: `plain`, or with programmatic dependent launch as `wait_first`
     (always safe) or `static_b` (b is read before the wait, which needs the caller's promise). `prefetch` names the
-    operands that are fetched into L2 before the wait, which is always safe. `reserve_kib` is the shared memory that a
+    operands that are fetched into L2 before the wait, which is always safe, and `prefetch_blocks` the K blocks of a
+    program's share that are (0: all). `reserve_kib` is the shared memory that a
     program of stage 1 takes at least, in steps of 36 KiB, so that only so many share a multiprocessor.
     """
 
@@ -43,6 +44,7 @@ class Config:
     reduce_warps: int = 1
     launch: str = "plain"
     prefetch: str = ""
+    prefetch_blocks: int = 0
     reserve_kib: int = 0
     input_precision: str = "ieee"
 
@@ -58,6 +60,8 @@ class Config:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
         for name in ("split_k", "group_m", "num_stages"):
             _check_positive(name, getattr(self, name))
+        if not _is_count(self.prefetch_blocks, 0):
+            raise ValueError(f"prefetch_blocks must be an integer >= 0; got {self.prefetch_blocks!r}")
         if not _is_count(self.reserve_kib, 0) or self.reserve_kib % RESERVE_STEP_KIB:
             raise ValueError(f"reserve_kib must be 0 or a multiple of {RESERVE_STEP_KIB}; got {self.reserve_kib!r}")
         for name in ("block_m", "block_n", "block_k", "num_warps", "reduce_block", "reduce_warps"):

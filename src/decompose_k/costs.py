@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decompose_k.legality import ceil_divide, k_blocks, reserve_for
+from decompose_k.legality import LONG_K, ceil_divide, k_blocks, reserve_for
+from decompose_k.long_k_costs import predict_long_k
+from decompose_k.torch_costs import predict_torch, unique_microseconds
 
 if TYPE_CHECKING:
     from decompose_k.config import Config
@@ -28,7 +30,9 @@ TORCH_MARGIN = 0.95
 def predict_microseconds(config: Config, problem: Problem, device: Device) -> float:
     """Modelled time of one call with operands in device memory; only the order of two predictions is meant."""
     if config.kernel == "mm":
-        return TORCH_MARGIN * _predict_torch(problem, device)
+        return TORCH_MARGIN * predict_torch(problem, device)
+    if config.kernel == "pair" and problem.k >= LONG_K:
+        return predict_long_k(config, problem, device, _arithmetic(config, problem))
     if config.kernel == "dot":
         costs, amounts = _DOT_COSTS, _dot_amounts(config, problem, device)
     else:
@@ -122,7 +126,7 @@ _COSTS: dict[tuple[str, str], dict[str, float]] = {
         "blocks": 0.766,
         "traffic_of_a": -0.583,
         "rounds": 0.816,
-        # By hand, and a switch more than a cost: a Gram matrix of 64 x 64 x 2^20 takes 320 us, and torch 238.
+        # By hand, and a switch more than a cost: so many multiplications are left to torch.
         "multiplies_beyond_4": 7.0,
     },
     ("ieee", ANY): {
@@ -273,29 +277,3 @@ def _dot_amounts(config: Config, problem: Problem, device: Device) -> dict[str, 
         "warps": programs * config.num_warps / device.multiprocessors / 64,
         "short": float(problem.k <= 1024),
     }
-
-
-def _predict_torch(problem: Problem, device: Device) -> float:
-    """torch.mm on an H200, of halves within 9 % for nine of ten: to begin with, bytes, arithmetic, the length of K."""
-    unique, multiplies = unique_microseconds(problem, device), problem.m * problem.n * problem.k
-    octaves = math.log2(max(1, problem.k) / 1024)
-    length = max(0.0, octaves)
-    activation = 0.8 if problem.activation else 0.0
-    if problem.accumulate_dtype == torch.float64:
-        # By hand: the same three sizes take 10.7, 14.7 and 13.6 us.
-        return 4.8 + 1.2 * length + max(1.1 * unique, multiplies / 30e6) + activation
-    if problem.precision in (None, "tf32"):
-        beyond = max(0.0, length - 3)
-        tall = max(0, max(problem.m, problem.n) - 256) * problem.k * 1e-6
-        # By hand: 1024 x 64 x 512 takes 3.7 us.
-        short = max(0.0, -octaves)
-        steps = 0.73 * length - 0.46 * beyond - 1.8 * min(1.5, short)
-        return 5.06 + 0.43 * unique + multiplies / 630e6 + steps + 0.18 * tall + 1.6 * activation
-    product = 4.5 + max(2.6 * unique, multiplies / 25e6) + 1.9 * length
-    # Operands of two dtypes are converted first.
-    return product * (1.0 if problem.a_dtype == problem.b_dtype else 1.7) + activation
-
-
-def unique_microseconds(problem: Problem, device: Device) -> float:
-    """Time to move each operand and the result once at the memory's peak."""
-    return problem.bytes / (device.bandwidth or 1e12) * 1e6

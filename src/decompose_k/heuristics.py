@@ -6,6 +6,7 @@ The rank is that of the modelled times in `costs`.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from decompose_k.device import Device
 from decompose_k.dtypes import HALVES
 from decompose_k.legality import (
     FINE_ENOUGH,
+    LONG_K,
     MOST_DOT_K,
     MOST_DOT_ROWS,
     MOST_RESIDENT,
@@ -27,13 +29,22 @@ from decompose_k.legality import (
     triton_refusal,
 )
 from decompose_k.problem import Problem
+from decompose_k.registers import scattered_values
 
 MOST_CANDIDATES = 30
 # Partials above this never won a sweep on an H200, and Inductor's authors report the same bound.
 MOST_WORKSPACE_BYTES = 8 << 20
 MOST_SPLITS = 256
-MOST_PREFETCH_BYTES = 7 << 20
 MOST_STAGES = 8
+# What is fetched into L2 early, of all programs together: as much as arrives while the predecessor ends. Of 64 x 64 x
+# 32768, 8.4 MB, 0.5 MB saves 0.3 us of 5.0, 2 MB 0.15, and all of it costs 0.3; of 32 x 32 x 32768 1 MB saves 0.6 us of
+# 4.2, and all of its 4.2 MB 0.4.
+PREFETCH_BYTES = 5 << 18
+# Of a long K: programs to a multiprocessor and warps on it that are tried, and the K blocks that make it worth while.
+RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
+MOST_RESIDENT_WARPS = 32
+FEWEST_BLOCKS = 4
+MOST_LONG_TILE = 1 << 13
 
 
 @functools.lru_cache(maxsize=1024)
@@ -54,6 +65,10 @@ def candidates(problem: Problem, device: Device) -> tuple[Config, ...]:
 
 def _enumerate(problem: Problem, device: Device) -> Iterator[Config]:
     launches = _launches(problem, device)
+    if problem.k >= LONG_K:
+        for precision in _precisions(problem, device):
+            yield from _long_pairs(problem, device, precision)
+        return
     if min(problem.m, problem.n) <= MOST_DOT_ROWS and problem.k <= MOST_DOT_K:
         yield from _dots(problem, launches)
     for precision in _precisions(problem, device):
@@ -99,6 +114,7 @@ def _pairs(
                     if reserve_kib and num_warps == 1:
                         # The reserve's loop takes one warp 168 registers, and the assembler then uses the stack.
                         continue
+                    prefetch = _prefetch(problem, launch, block_m, block_n)
                     yield Config(
                         "pair",
                         split_k=split_k,
@@ -110,9 +126,62 @@ def _pairs(
                         reduce_block=_reduce_block(problem, split_k),
                         input_precision=precision,
                         launch=launch,
-                        prefetch=_prefetch(problem, launch, block_m, block_n),
+                        prefetch=prefetch,
+                        prefetch_blocks=_prefetch_blocks(problem, prefetch, split_k, block_k, blocks),
                         reserve_kib=reserve_kib,
                     )
+
+
+def _long_pairs(problem: Problem, device: Device, precision: str) -> Iterator[Config]:
+    """Pairs of one wave of programs, several to a multiprocessor, each of which goes through many K blocks."""
+    is_wide = max(problem.a_dtype.itemsize, problem.b_dtype.itemsize) > 2
+    launch = "wait_first" if device.has_dependent_launch else "plain"
+    reduce_block = max(8, min(32, _power_of_two(problem.m * problem.n // 128)))
+    for block_m, block_n in itertools.product(_long_sides(problem.m), _long_sides(problem.n)):
+        if block_m * block_n > MOST_LONG_TILE:
+            continue
+        tiles = ceil_divide(problem.m, block_m) * ceil_divide(problem.n, block_n)
+        for block_k, num_warps, resident in itertools.product(
+            (32, 64, 128) if is_wide else (64, 128, 256), _long_warps(block_m * block_n), RESIDENT
+        ):
+            split_k = max(1, resident * device.multiprocessors // tiles)
+            workspace = problem.accumulate_dtype.itemsize * split_k * problem.m * problem.n
+            is_sane = resident * num_warps <= MOST_RESIDENT_WARPS and workspace <= MOST_WORKSPACE_BYTES
+            if not is_sane or ceil_divide(problem.k, block_k * split_k) < FEWEST_BLOCKS:
+                continue
+            tile = Config(
+                "pair",
+                split_k=split_k,
+                block_m=block_m,
+                block_n=block_n,
+                block_k=block_k,
+                num_warps=num_warps,
+                reduce_block=reduce_block,
+                reduce_warps=2,
+                launch=launch,
+                input_precision=precision,
+            )
+            # A program takes 1 KiB for itself.
+            most_stages = (device.shared_bytes // resident - 1024) // shared_bytes(tile, problem)
+            if scattered_values(tile, problem) and block_m * block_n > 1024:
+                # What is loaded value by value is not worth a pipeline: 64 x 24 x 2^20 takes 190 us without, 460 with.
+                most_stages = min(1, most_stages)
+            for num_stages in sorted({min(3, most_stages), min(5, most_stages)} - {0}):
+                yield replace(tile, num_stages=num_stages)
+
+
+def _long_sides(size: int) -> tuple[int, ...]:
+    """Tile sides of a long K: the whole side up to 32, else 64 or its half or its double."""
+    cover = max(16, _power_of_two(size))
+    return (cover,) if cover <= 32 else (64, 32) if cover == 64 else (128, 64)
+
+
+def _long_warps(tile: int) -> tuple[int, ...]:
+    if tile <= 256:
+        return (1, 2)
+    if tile <= 1024:
+        return (1, 2, 4)
+    return (2, 4) if tile <= 2048 else (4, 8) if tile <= 4096 else (8,)
 
 
 def _reserved_launches(launches: tuple[str, ...], needed: int, device: Device) -> Iterator[tuple[str, int]]:
@@ -153,17 +222,24 @@ def _reduce_block(problem: Problem, split_k: int) -> int:
 
 
 def _prefetch(problem: Problem, launch: str, block_m: int, block_n: int) -> str:
-    """Operands worth an early fetch into L2: those that few programs share, as long as they are small.
+    """Operands worth an early fetch into L2: those that few programs share.
 
-    16 x 16 x 8192 takes 2.9 us without, 2.6 us with b and 2.4 us with both; 64 x 64 x 32768, of 8 MB, 5.2, 5.5, 5.7 us.
+    16 x 16 x 8192 takes 2.9 us without, 2.6 us with b and 2.4 us with both.
     """
     if launch == "plain":
         return ""
     if launch == "static_b":
         return "a"
-    if problem.bytes > MOST_PREFETCH_BYTES:
-        return ""
     return ("a" if problem.n <= 2 * block_n else "") + ("b" if problem.m <= 2 * block_m else "")
+
+
+def _prefetch_blocks(problem: Problem, prefetch: str, split_k: int, block_k: int, blocks: int) -> int:
+    """K blocks of each program that are fetched early, as near to `PREFETCH_BYTES` as whole blocks come; 0 for all."""
+    a_bytes = problem.m * problem.a_dtype.itemsize if "a" in prefetch else 0
+    b_bytes = problem.n * problem.b_dtype.itemsize if "b" in prefetch else 0
+    block_bytes = split_k * block_k * (a_bytes + b_bytes)
+    wanted = max(1, round(PREFETCH_BYTES / block_bytes)) if block_bytes else blocks
+    return wanted if wanted < blocks else 0
 
 
 def _split_is_sane(problem: Problem, device: Device, tiles: int, split_k: int) -> bool:
@@ -226,6 +302,8 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
     fill = max(1, device.multiprocessors // ceil_divide(problem.n, block_n))
     split_k = min(max(fill, ceil_divide(problem.k, _invariant_chain(problem))), 1024, ceil_divide(problem.k, block_k))
     launch = "wait_first" if device.has_dependent_launch else "plain"
+    prefetch = "b" if launch == "wait_first" else ""
+    blocks = ceil_divide(ceil_divide(problem.k, split_k), block_k)
     return Config(
         "pair",
         split_k=split_k,
@@ -234,7 +312,8 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
         block_k=block_k,
         num_stages=3,
         launch=launch,
-        prefetch="b" if launch == "wait_first" else "",
+        prefetch=prefetch,
+        prefetch_blocks=_prefetch_blocks(problem, prefetch, split_k, block_k, blocks),
         input_precision="tf32" if problem.precision == "tf32" else "ieee",
     )
 

@@ -6,6 +6,7 @@ import torch
 
 from decompose_k.config import MOST_SPLITS_AT_ONCE, RESERVE_STEP_KIB, Config
 from decompose_k.device import Device
+from decompose_k.dtypes import HALVES
 from decompose_k.problem import Problem
 from decompose_k.registers import MOST_REGISTERS, MOST_REGISTERS_BESIDE_RESERVE, dot_registers, pair_registers
 
@@ -16,6 +17,8 @@ MOST_GROUP = 1 << 16
 MOST_DOT_ROWS = 2
 MOST_DOT_K = 16384
 MOST_RESIDENT = 3
+# From here on a program goes through many K blocks, also where several programs share each multiprocessor.
+LONG_K = 1 << 17
 
 # What each precision of a problem lets a kernel do with fp32 operands, plainest first.
 FINE_ENOUGH = {
@@ -72,6 +75,8 @@ def _launch_refusal(config: Config, problem: Problem, device: Device) -> str | N
         return f"launch={config.launch} needs programmatic dependent launch, which {device.name} lacks"
     if config.prefetch and config.launch == "plain":
         return "prefetch is of use only before the wait of a dependent launch"
+    if config.prefetch_blocks and not (config.prefetch and config.kernel == "pair"):
+        return "prefetch_blocks is of use only to a pair that prefetches an operand"
     if config.reserve_kib and config.launch == "plain":
         return "reserve_kib is of use only where programs of calls to come wait, with a dependent launch"
     if config.launch == "static_b" and not problem.static_b:
@@ -125,6 +130,8 @@ def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | Non
         return "the pair needs block_m, block_n >= 16 and block_k >= 32"
     if config.launch == "static_b" and k_blocks(config, problem) > 1:
         return "launch=static_b holds the weight in registers: one block_k a program"
+    if config.prefetch_blocks and config.prefetch_blocks >= k_blocks(config, problem):
+        return f"prefetch_blocks must be below a program's {k_blocks(config, problem)} K blocks; 0 stands for all"
     chain = _longest_chain(config, problem)
     if chain > _longest_exact_chain(config, problem) and not problem.batch_invariant:
         return f"rounding in sums of {chain} products would exceed that of torch's own kernel"
@@ -161,6 +168,10 @@ def _longest_exact_chain(config: Config, problem: Problem) -> int:
     if problem.accumulate_dtype == torch.float64:
         return problem.k
     if problem.precision in (None, "tf32"):
+        if problem.k >= LONG_K and problem.out_dtype in HALVES:
+            # Rounding the result costs more: 8000 products of fp16 in a row, 16 x 16 x 2^20, and 156000 of bf16, 2 x 13
+            # x 20569856, stay within what the contract allows. bf16 is eight times as coarse as fp16.
+            return 1 << 16 if problem.out_dtype == torch.bfloat16 else 1 << 13
         # 1366 products of bf16 in a row, 5 x 9 x 4099, fp32 out: 2.4 times torch's error, which splits K there.
         return 1024
     if config.input_precision == "ieee":

@@ -34,7 +34,8 @@ MOST_OUTPUT_SIDE = 4
 
 def pair_registers(config: Config, problem: Problem, device: Device) -> float:
     """Estimated 32-bit registers a thread of stage 1: its sums, its share of a K block, copies and addresses."""
-    return _held(config, problem, device) + 2 * _scattered(config, problem)
+    scattered = scattered_values(config, problem) / (WARP * config.num_warps)
+    return _held(config, problem, device) + 2 * scattered
 
 
 def _held(config: Config, problem: Problem, device: Device) -> float:
@@ -66,11 +67,11 @@ def dot_registers(config: Config, problem: Problem) -> float:
     return 1.5 * words * (2 if config.num_warps > 8 else 1)
 
 
-def _scattered(config: Config, problem: Problem) -> float:
-    """Values that a thread loads one by one, each with an address or a mask of its own."""
+def scattered_values(config: Config, problem: Problem) -> int:
+    """Values of a K block that are loaded one by one, each with an address or a mask of its own."""
     a = 0 if _is_vectorized(problem.a_layout, problem.m, problem.k) else config.block_m
     b = 0 if _is_vectorized(problem.b_layout, problem.k, problem.n) else config.block_n
-    return config.block_k * (a + b) / (WARP * config.num_warps)
+    return config.block_k * (a + b)
 
 
 def _is_vectorized(layout: str, rows: int, columns: int) -> bool:

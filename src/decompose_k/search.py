@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from decompose_k.config import PREFETCHES
 from decompose_k.entries import Measured
 from decompose_k.timing import GRAPHS
 
@@ -24,6 +26,7 @@ NEIGHBOURED = 2
 # Of so much of its time a steadier config may cost more than the fastest.
 STEADY_MARGIN = 1.02
 LEAST_REDUCE_BLOCK = 4
+PREFETCH_BLOCKS = (0, 1, 2, 4)
 
 # Times calls by label, side by side: time(calls, repetitions, graphs).
 Time = Callable[[Mapping[str, "Product"], int, int], Mapping[str, "Timing"]]
@@ -114,11 +117,15 @@ def _is_finalist(config: Config, ranked: Sequence[Config]) -> bool:
 
 
 def neighbours_of(config: Config) -> tuple[Config, ...]:
-    """A pair with half and with twice the outputs a reducer program."""
+    """A pair with half and with twice the outputs a reducer program, and with other operands or K blocks prefetched."""
     if config.kernel != "pair" or config.reducer != "flat":
         return ()
     sizes = (config.reduce_block // 2, config.reduce_block * 2)
-    return tuple(replace(config, reduce_block=size) for size in sizes if size >= LEAST_REDUCE_BLOCK)
+    near = [replace(config, reduce_block=size) for size in sizes if size >= LEAST_REDUCE_BLOCK]
+    if config.launch == "wait_first":
+        fetched = [("", 0), *itertools.product(PREFETCHES[1:], PREFETCH_BLOCKS)]
+        near += [replace(config, prefetch=operands, prefetch_blocks=blocks) for operands, blocks in fetched]
+    return tuple(other for other in near if other != config)
 
 
 def _timed(

@@ -220,7 +220,9 @@ class _Run:
             )
 
         def compiled_neighbours(config: Config) -> list[Config]:
-            return [near for near in neighbours_of(config) if code_of(problem, near) not in failures]
+            return [
+                near for near in _neighbours(config, problem, self.device) if code_of(problem, near) not in failures
+            ]
 
         found = search(
             configs,
@@ -242,11 +244,13 @@ class _Run:
 
 
 def candidates_of(problem: Problem, device: Device, most: int = MOST_CANDIDATES) -> tuple[Config, ...]:
-    """What tuning measures for a bucketed problem: the heuristic's candidates, torch's kernels, earlier generations."""
-    found = list(candidates(problem, device)[:most])
+    """What tuning measures for a bucketed problem: what is remembered, also with another epilogue, the heuristic's
+    candidates, torch's kernels and earlier generations."""
+    known = (*cache.remembered(problem, device), *cache.remembered_kin(problem, device))
+    found = [*(remembered.entry.config for remembered in known), *candidates(problem, device)[:most]]
     pairs = [config for config in found if config.kernel == "pair"][:_GENERATIONS_OF]
     for pair in pairs:
-        plain = replace(pair, launch="plain", prefetch="", reserve_kib=0)
+        plain = replace(pair, launch="plain", prefetch="", prefetch_blocks=0, reserve_kib=0)
         found += [plain, replace(plain, reducer="tile")]
     legal = [config for config in found if is_legal(config, problem, device) is None]
     return tuple(dict.fromkeys([*legal, Config("mm"), *_split_forms(problem, device)]))
@@ -258,9 +262,13 @@ def work_of(problems: Sequence[Problem], device: Device, most: int = MOST_CANDID
     for problem in problems:
         found = [config for config in candidates_of(problem, device, most) if config.backend == "triton"]
         ranked += [(rank, (problem, config)) for rank, config in enumerate(found)]
-        near = (neighbour for config in found[:_LIKELY_FINALISTS] for neighbour in neighbours_of(config))
+        near = (other for config in found[:_LIKELY_FINALISTS] for other in _neighbours(config, problem, device))
         ranked += [(_LIKELY_FINALISTS, (problem, neighbour)) for neighbour in near]
     return [work for _, work in sorted(ranked, key=lambda one: one[0])]
+
+
+def _neighbours(config: Config, problem: Problem, device: Device) -> list[Config]:
+    return [near for near in neighbours_of(config) if is_legal(near, problem, device) is None]
 
 
 def _split_forms(problem: Problem, device: Device) -> list[Config]:

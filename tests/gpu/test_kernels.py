@@ -27,6 +27,7 @@ PAIRS = {
     "wait_first": WAIT_FIRST,
     "static_b": STATIC_B,
     "wait_first_reserved": replace(WAIT_FIRST, reserve_kib=144),
+    "wait_first_partly_fetched": replace(WAIT_FIRST, split_k=5, prefetch_blocks=1),
     "static_b_reserved": replace(STATIC_B, reserve_kib=108),
     "wide_tile": replace(WAIT_FIRST, block_m=64, block_n=64, reduce_block=64),
     "many_splits": replace(WAIT_FIRST, split_k=512, block_k=32, num_stages=1, reduce_block=8),
@@ -98,6 +99,14 @@ def test_any_k_whatever_the_split(config, k):
 def test_prefetches(launch, prefetch, layout):
     a, b = operands(18, 40, 1000)
     config = Config("pair", split_k=16, block_k=64, launch=launch, prefetch=prefetch)
+    check(config, with_layout(a, layout), with_layout(b, layout), out_dtype=FP32)
+
+
+@pytest.mark.parametrize("layout", ["row", "column", "strided", "expanded"])
+@pytest.mark.parametrize("blocks", [0, 1, 2, 3], ids=lambda blocks: f"{blocks}_blocks")
+def test_prefetches_of_some_of_a_program_s_blocks(blocks, layout):
+    a, b = operands(18, 40, 1000)
+    config = Config("pair", split_k=4, block_k=64, launch="wait_first", prefetch="ab", prefetch_blocks=blocks)
     check(config, with_layout(a, layout), with_layout(b, layout), out_dtype=FP32)
 
 

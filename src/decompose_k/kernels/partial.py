@@ -37,6 +37,7 @@ def partial_kernel(
     stride_bk,
     stride_bn,
     k_per_split,
+    k_prefetched,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -68,10 +69,11 @@ def partial_kernel(
         rows, columns, ks, split = rows.to(tl.int64), columns.to(tl.int64), ks.to(tl.int64), split.to(tl.int64)
     start = split * k_per_split
     k_left = tl.minimum(K - start, k_per_split)
+    k_early = tl.minimum(k_left, k_prefetched)
     if PREFETCH_A:
-        _prefetch_split(a, rows, M, stride_am, stride_ak, start, k_left, BLOCK_M, BLOCK_K, A_AXIS == 1)
+        _prefetch_split(a, rows, M, stride_am, stride_ak, start, k_early, BLOCK_M, BLOCK_K, A_AXIS == 1)
     if PREFETCH_B:
-        _prefetch_split(b, columns, N, stride_bn, stride_bk, start, k_left, BLOCK_N, BLOCK_K, B_AXIS == 0)
+        _prefetch_split(b, columns, N, stride_bn, stride_bk, start, k_early, BLOCK_N, BLOCK_K, B_AXIS == 0)
 
     a_block = a + rows[:, None] * stride_am + (start + ks)[None, :] * stride_ak
     b_block = b + (start + ks)[:, None] * stride_bk + columns[None, :] * stride_bn
@@ -139,15 +141,18 @@ def _prefetch_split(
     stride_outer,
     stride_k,
     start,
-    k_left,
+    length,
     BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     K_IS_CONTIGUOUS: tl.constexpr,
 ):
-    """Prefetch one operand's part of a split into L2, a pointer per 64 bytes; indices past the end repeat the last."""
+    """Prefetch the first `length` of one operand's split into L2, a pointer per 64 bytes.
+
+    Indices past the end repeat the last.
+    """
     STEP: tl.constexpr = 64 // (matrix.dtype.element_ty.primitive_bitwidth // 8)
-    last = k_left - 1
-    for k in range(0, k_left, BLOCK_K):
+    last = length - 1
+    for k in range(0, length, BLOCK_K):
         if K_IS_CONTIGUOUS:
             lines = tl.minimum(k + tl.arange(0, BLOCK_K // STEP) * STEP, last)
             prefetch_l2(
@@ -193,11 +198,13 @@ def partial_launch(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor, con
     """The launch that fills partials [S, M, N] (fp32, or fp64 for fp64 operands) from a [M, K] and b [K, N]."""
     (m, k), n = a.shape, b.shape[1]
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
+    length = split_length(k, config.split_k, config.block_k)
+    prefetched = config.prefetch_blocks * config.block_k or length
     return Launch(
         partial_kernel,
         (tiles, partials.shape[0]),
         (a, b, partials),
-        (m, n, k, *a.stride(), *b.stride(), split_length(k, config.split_k, config.block_k)),
+        (m, n, k, *a.stride(), *b.stride(), length, prefetched),
         _constants(a, b, partials, config),
         {"num_warps": config.num_warps, "num_stages": config.num_stages, **launch_options(config.launch)},
     )
