@@ -325,12 +325,15 @@ def in_words(rows: list[Row]) -> str:
     against_torch, against_all = duels(rows, TORCH, AUTO), duels(rows, FASTEST, AUTO)
     lost = [duel for duel in against_all if duel.verdict == "loss"]
     where = ", ".join(dict.fromkeys(duel.ours.suite for duel in lost)) or "nowhere"
+    count, wanted = len(against_torch), wanted_cases().total()
+    measured = f"the study's {count} cases"
+    if count < wanted:
+        measured = f"{count} of the study's {wanted} cases; the others are not measured yet"
     median = statistics.median(duel.speedup for duel in against_torch)
     median_of_all = statistics.median(duel.speedup for duel in against_all)
     return (
         f"On {rows[0].device}, Decompose-K is {times(median)} as fast as torch.mm and {times(median_of_all)} as fast as"
-        f" the fastest alternative of each case (medians of {len(against_torch)} of the study's"
-        f" {wanted_cases().total()} cases; the others are not measured yet; commits"
+        f" the fastest alternative of each case (medians of {measured}; commits"
         f" {', '.join(dict.fromkeys(row.commit for row in rows if row.commit))}). It {counts_in_words(against_all)} of"
         f" them ({where}).\n"
     )
