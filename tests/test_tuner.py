@@ -14,7 +14,7 @@ import torch
 import decompose_k as dk
 from decompose_k import accuracy, cache, tuner
 from decompose_k.compiling import NO_TIME, code_of
-from decompose_k.legality import is_legal
+from decompose_k.legality import is_legal, k_blocks
 from decompose_k.timing import CPU_ROTATING
 from decompose_k.tuner import LEFT_OUT, MEASURED, REMEMBERED, candidates_of, work_of
 from stub_devices import DEVICES, entry_of, timing
@@ -106,15 +106,43 @@ def test_the_candidates_are_legal_and_include_the_real_alternatives(device, stat
     assert launches == {"plain"} | dependent
 
 
+def test_what_is_remembered_is_measured_first_also_with_another_epilogue(folder):
+    device = DEVICES["H200"]
+    own, kin = (dk.Config("pair", split_k=split, launch="wait_first") for split in (11, 13))
+    problem, activated = ROUTER.bucketed(), replace(ROUTER, activation="relu").bucketed()
+    cache.remember([entry_of(problem, own), entry_of(activated, kin)], device)
+    assert candidates_of(problem, device, 2)[:2] == (own, kin)
+    assert candidates_of(activated, device, 2)[:2] == (kin, own)
+
+
+def test_what_is_found_of_one_problem_is_no_candidate_of_the_next(folder, gpu, timer):
+    """It would not have been compiled ahead, and be all that is measured where there was no time to compile."""
+    device, activated = DEVICES["H200"], replace(ROUTER, activation="relu")
+    for problem, config in work_of({activated: candidates_of(activated, device)}, device):
+        gpu.failures[code_of(problem, config)] = NO_TIME
+    first, second = gpu([ROUTER, activated], device)
+    assert (first.status, second.status) == (MEASURED, LEFT_OUT)
+
+
+def test_neighbours_are_legal_and_fetch_fewer_blocks_than_there_are():
+    config = next(config for config in candidates_of(ROUTER, DEVICES["H200"]) if config.launch == "wait_first")
+    near = tuner._neighbours(replace(config, prefetch="b", prefetch_blocks=0), ROUTER, DEVICES["H200"])
+    assert near
+    assert all(is_legal(other, ROUTER, DEVICES["H200"]) is None for other in near)
+    assert {other.prefetch_blocks for other in near} == {
+        blocks for blocks in (0, 1, 2, 4) if blocks < k_blocks(config, ROUTER)
+    }
+
+
 def test_a_problem_that_triton_cannot_do_is_tuned_over_torch_alone():
     wide = dk.Problem.make(16, 16, 8192, torch.float64)
     assert {config.backend for config in candidates_of(wide, DEVICES["B200"])} == {"torch"}
-    assert work_of([wide], DEVICES["B200"]) == []
+    assert work_of({wide: candidates_of(wide, DEVICES["B200"])}, DEVICES["B200"]) == []
 
 
 def test_what_is_compiled_ahead_is_what_will_be_measured_the_best_guesses_first():
     problems = [ROUTER, replace(ROUTER, m=64)]
-    work = work_of(problems, DEVICES["H200"])
+    work = work_of({problem: candidates_of(problem, DEVICES["H200"]) for problem in problems}, DEVICES["H200"])
     assert [problem for problem, _ in work[:2]] == problems
     for problem in problems:
         configs = [config for config in candidates_of(problem, DEVICES["H200"]) if config.backend == "triton"]
@@ -155,7 +183,7 @@ def test_a_candidate_that_failed_to_compile_is_dropped_with_a_note(folder, gpu, 
 
 
 def test_without_time_to_compile_nothing_is_decided(folder, gpu, timer):
-    for problem, config in work_of([ROUTER], DEVICES["H200"]):
+    for problem, config in work_of({ROUTER: candidates_of(ROUTER, DEVICES["H200"])}, DEVICES["H200"]):
         gpu.failures[code_of(problem, config)] = NO_TIME
     (result,) = gpu([ROUTER], DEVICES["H200"])
     assert (result.status, result.config, timer.configs) == (LEFT_OUT, None, [])

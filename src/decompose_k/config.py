@@ -26,9 +26,9 @@ class Config:
     reducer) or `dot` (Triton: one launch without tensor cores, for few rows). The block fields speak of the Triton
     kernels alone. `launch` says how they are launched: `plain`, or with programmatic dependent launch as `wait_first`
     (always safe) or `static_b` (b is read before the wait, which needs the caller's promise). `prefetch` names the
-    operands that are fetched into L2 before the wait, which is always safe, and `prefetch_blocks` the K blocks of a
-    program's share that are (0: all). `reserve_kib` is the shared memory that a
-    program of stage 1 takes at least, in steps of 36 KiB, so that only so many share a multiprocessor.
+    operands that are fetched into L2 before the wait, which is always safe, and `prefetch_blocks` how many of a
+    program's K blocks are (0: all). `reserve_kib` is the shared memory that a program of stage 1 takes at least, in
+    steps of 36 KiB, so that only so many share a multiprocessor.
     """
 
     kernel: str
@@ -95,7 +95,10 @@ class Config:
             return f"torch bmm+sum split_k={self.split_k}"
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
         reserve = f" reserve={self.reserve_kib}K" if self.reserve_kib else ""
-        return f"triton {self.kernel} split_k={self.split_k} tile={tile} warps={self.num_warps} {self.launch}{reserve}"
+        blocks = f":{self.prefetch_blocks}" if self.prefetch_blocks else ""
+        prefetch = f" prefetch={self.prefetch}{blocks}" if self.prefetch else ""
+        how = f"{self.launch}{prefetch}{reserve}"
+        return f"triton {self.kernel} split_k={self.split_k} tile={tile} warps={self.num_warps} {how}"
 
 
 def _is_count(value: object, least: int) -> bool:

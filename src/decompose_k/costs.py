@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decompose_k.legality import LONG_K, ceil_divide, k_blocks, reserve_for
+from decompose_k.legality import ceil_divide, is_long, k_blocks, reserve_for
 from decompose_k.long_k_costs import predict_long_k
-from decompose_k.torch_costs import predict_torch, unique_microseconds
+from decompose_k.torch_costs import predict_torch
 
 if TYPE_CHECKING:
     from decompose_k.config import Config
@@ -31,7 +31,7 @@ def predict_microseconds(config: Config, problem: Problem, device: Device) -> fl
     """Modelled time of one call with operands in device memory; only the order of two predictions is meant."""
     if config.kernel == "mm":
         return TORCH_MARGIN * predict_torch(problem, device)
-    if config.kernel == "pair" and problem.k >= LONG_K:
+    if config.kernel == "pair" and is_long(problem):
         return predict_long_k(config, problem, device, _arithmetic(config, problem))
     if config.kernel == "dot":
         costs, amounts = _DOT_COSTS, _dot_amounts(config, problem, device)
@@ -197,7 +197,7 @@ def _amounts(config: Config, problem: Problem, device: Device) -> dict[str, floa
     outputs = problem.m * problem.n
     reducers = ceil_divide(outputs, config.reduce_block)
     is_unpipelined = config.num_stages == 1
-    memory = unique_microseconds(problem, device)
+    memory = device.microseconds_to_move(problem.bytes)
     # A multiprocessor may hold a program of the next call beside its share of this one.
     has_room = 0 < config.reserve_kib < reserve_for(whole_waves, device)
     return {
@@ -263,7 +263,7 @@ def _dot_amounts(config: Config, problem: Problem, device: Device) -> dict[str, 
     return {
         "call": 1.0,
         "static_b": float(config.launch == "static_b"),
-        "memory": unique_microseconds(problem, device),
+        "memory": device.microseconds_to_move(problem.bytes),
         "second_row": second_row,
         "second_row_16_warps": second_row * (config.num_warps == 16),
         "second_row_pairs_8_warps": second_row * (config.block_n == 2 and config.num_warps == 8),

@@ -34,6 +34,10 @@ class Device:
         if self.multiprocessors < 1:
             raise ValueError(f"multiprocessors must be >= 1; got {self.multiprocessors}")
 
+    def microseconds_to_move(self, count: int) -> float:
+        """Time to move so many bytes once at the memory's peak."""
+        return count / (self.bandwidth or 1e12) * 1e6
+
     @property
     def has_dependent_launch(self) -> bool:
         """Whether kernels can be launched with programmatic dependent launch (NVIDIA Hopper and later)."""

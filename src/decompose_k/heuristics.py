@@ -18,12 +18,12 @@ from decompose_k.device import Device
 from decompose_k.dtypes import HALVES
 from decompose_k.legality import (
     FINE_ENOUGH,
-    LONG_K,
     MOST_DOT_K,
     MOST_DOT_ROWS,
     MOST_RESIDENT,
     ceil_divide,
     is_legal,
+    is_long,
     reserve_for,
     shared_bytes,
     triton_refusal,
@@ -40,10 +40,11 @@ MOST_STAGES = 8
 # 32768, 8.4 MB, 0.5 MB saves 0.3 us of 5.0, 2 MB 0.15, and all of it costs 0.3; of 32 x 32 x 32768 1 MB saves 0.6 us of
 # 4.2, and all of its 4.2 MB 0.4.
 PREFETCH_BYTES = 5 << 18
-# Of a long K: programs to a multiprocessor and warps on it that are tried, and the K blocks that make it worth while.
-RESIDENT = (1, 2, 3, 4, 6, 8, 12, 16)
-MOST_RESIDENT_WARPS = 32
-FEWEST_BLOCKS = 4
+# Of a long K: programs to a multiprocessor that are tried, warps on it at the most, K blocks of a program at the least,
+# and outputs of its tile at the most.
+LONG_PROGRAMS = (1, 2, 3, 4, 6, 8, 12, 16)
+MOST_LONG_WARPS = 32
+FEWEST_LONG_BLOCKS = 4
 MOST_LONG_TILE = 1 << 13
 
 
@@ -58,17 +59,18 @@ def candidates(problem: Problem, device: Device) -> tuple[Config, ...]:
         return ()
     if problem.batch_invariant:
         return _batch_invariant_candidates(problem.bucketed(), device)
-    legal = [config for config in _enumerate(problem, device) if is_legal(config, problem, device) is None]
+    found = dict.fromkeys(_enumerate(problem, device))
+    legal = [config for config in found if is_legal(config, problem, device) is None]
     ranked = sorted([*legal, Config("mm")], key=lambda config: predict_microseconds(config, problem, device))
     return tuple(ranked[:MOST_CANDIDATES])
 
 
 def _enumerate(problem: Problem, device: Device) -> Iterator[Config]:
-    launches = _launches(problem, device)
-    if problem.k >= LONG_K:
+    if is_long(problem):
         for precision in _precisions(problem, device):
             yield from _long_pairs(problem, device, precision)
         return
+    launches = _launches(problem, device)
     if min(problem.m, problem.n) <= MOST_DOT_ROWS and problem.k <= MOST_DOT_K:
         yield from _dots(problem, launches)
     for precision in _precisions(problem, device):
@@ -135,19 +137,19 @@ def _pairs(
 def _long_pairs(problem: Problem, device: Device, precision: str) -> Iterator[Config]:
     """Pairs of one wave of programs, several to a multiprocessor, each of which goes through many K blocks."""
     is_wide = max(problem.a_dtype.itemsize, problem.b_dtype.itemsize) > 2
-    launch = "wait_first" if device.has_dependent_launch else "plain"
     reduce_block = max(8, min(32, _power_of_two(problem.m * problem.n // 128)))
     for block_m, block_n in itertools.product(_long_sides(problem.m), _long_sides(problem.n)):
         if block_m * block_n > MOST_LONG_TILE:
             continue
         tiles = ceil_divide(problem.m, block_m) * ceil_divide(problem.n, block_n)
-        for block_k, num_warps, resident in itertools.product(
-            (32, 64, 128) if is_wide else (64, 128, 256), _long_warps(block_m * block_n), RESIDENT
+        for block_k, num_warps, programs in itertools.product(
+            (32, 64, 128) if is_wide else (64, 128, 256), _long_warps(block_m * block_n), LONG_PROGRAMS
         ):
-            split_k = max(1, resident * device.multiprocessors // tiles)
+            blocks = ceil_divide(problem.k, block_k * max(1, programs * device.multiprocessors // tiles))
+            split_k = ceil_divide(problem.k, block_k * blocks)
             workspace = problem.accumulate_dtype.itemsize * split_k * problem.m * problem.n
-            is_sane = resident * num_warps <= MOST_RESIDENT_WARPS and workspace <= MOST_WORKSPACE_BYTES
-            if not is_sane or ceil_divide(problem.k, block_k * split_k) < FEWEST_BLOCKS:
+            is_sane = programs * num_warps <= MOST_LONG_WARPS and workspace <= MOST_WORKSPACE_BYTES
+            if not is_sane or blocks < FEWEST_LONG_BLOCKS:
                 continue
             tile = Config(
                 "pair",
@@ -158,20 +160,20 @@ def _long_pairs(problem: Problem, device: Device, precision: str) -> Iterator[Co
                 num_warps=num_warps,
                 reduce_block=reduce_block,
                 reduce_warps=2,
-                launch=launch,
+                launch=_safe_launch(device),
                 input_precision=precision,
             )
             # A program takes 1 KiB for itself.
-            most_stages = (device.shared_bytes // resident - 1024) // shared_bytes(tile, problem)
+            most_stages = (device.shared_bytes // programs - 1024) // shared_bytes(tile, problem)
             if scattered_values(tile, problem) and block_m * block_n > 1024:
                 # What is loaded value by value is not worth a pipeline: 64 x 24 x 2^20 takes 190 us without, 460 with.
                 most_stages = min(1, most_stages)
-            for num_stages in sorted({min(3, most_stages), min(5, most_stages)} - {0}):
+            for num_stages in sorted({min(3, most_stages), min(5, most_stages)} if most_stages > 0 else ()):
                 yield replace(tile, num_stages=num_stages)
 
 
 def _long_sides(size: int) -> tuple[int, ...]:
-    """Tile sides of a long K: the whole side up to 32, else 64 or its half or its double."""
+    """Tile sides of a long K: the whole side up to 32, 64 or its half of a side up to 64, else 64 or its double."""
     cover = max(16, _power_of_two(size))
     return (cover,) if cover <= 32 else (64, 32) if cover == 64 else (128, 64)
 
@@ -250,6 +252,10 @@ def _split_is_sane(problem: Problem, device: Device, tiles: int, split_k: int) -
     )
 
 
+def _safe_launch(device: Device) -> str:
+    return "wait_first" if device.has_dependent_launch else "plain"
+
+
 def _launches(problem: Problem, device: Device) -> tuple[str, ...]:
     if not device.has_dependent_launch:
         return ("plain",)
@@ -301,7 +307,7 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
     block_k = 128 if is_half else 64
     fill = max(1, device.multiprocessors // ceil_divide(problem.n, block_n))
     split_k = min(max(fill, ceil_divide(problem.k, _invariant_chain(problem))), 1024, ceil_divide(problem.k, block_k))
-    launch = "wait_first" if device.has_dependent_launch else "plain"
+    launch = _safe_launch(device)
     prefetch = "b" if launch == "wait_first" else ""
     blocks = ceil_divide(ceil_divide(problem.k, split_k), block_k)
     return Config(

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from decompose_k.legality import ceil_divide, k_blocks, shared_bytes
 from decompose_k.registers import WARP, pair_registers, scattered_values
-from decompose_k.torch_costs import unique_microseconds
 
 if TYPE_CHECKING:
     from decompose_k.config import Config
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 # Of one multiprocessor.
 _REGISTERS = 1 << 16
-_MOST_RESIDENT = 32
+_MOST_PROGRAMS = 32
 _MOST_REGISTERS_A_THREAD = 255
 # What does not hide behind the longer of memory and arithmetic, and tells equals apart.
 _EXPOSED = 0.1
@@ -68,14 +67,15 @@ def predict_long_k(config: Config, problem: Problem, device: Device, arithmetic:
     """Modelled time of a pair, by one of the kinds of arithmetic that `costs` tells apart."""
     costs = _COSTS[arithmetic]
     tiles = ceil_divide(problem.m, config.block_m) * ceil_divide(problem.n, config.block_n)
-    programs = ceil_divide(tiles * config.split_k, device.multiprocessors)
+    blocks = k_blocks(config, problem)
+    programs = ceil_divide(tiles * ceil_divide(problem.k, blocks * config.block_k), device.multiprocessors)
     resident = min(programs, _resident(config, problem, device, costs))
     work = _work(config, problem, costs)
     own = costs.latency / max(1, config.num_stages - 1) + costs.chain * work * 4 / min(4, config.num_warps)
     waves = ceil_divide(programs, resident)
     # With more programs less of the waiting shows: 2 x 13 x 20569856 takes 890, 523, 369 and 285 us with one to four.
-    arithmetic_time = waves * k_blocks(config, problem) * math.hypot(own, resident * work)
-    memory_time = costs.memory * unique_microseconds(problem, device)
+    arithmetic_time = waves * blocks * math.hypot(own, resident * work)
+    memory_time = costs.memory * device.microseconds_to_move(problem.bytes)
     hidden = min(arithmetic_time, memory_time)
     return costs.call + max(arithmetic_time, memory_time) + _EXPOSED * hidden
 
@@ -88,7 +88,7 @@ def _resident(config: Config, problem: Problem, device: Device, costs: _Costs) -
     stages = max(1, config.num_stages - 1)
     taken = shared_bytes(config, problem) * stages // max(1, config.num_stages) + 1024
     by_shared = (device.shared_bytes + 1024) // taken
-    return max(1, min(by_registers, by_shared, _MOST_RESIDENT))
+    return max(1, min(by_registers, by_shared, _MOST_PROGRAMS))
 
 
 def _work(config: Config, problem: Problem, costs: _Costs) -> float:

@@ -118,14 +118,19 @@ def _is_finalist(config: Config, ranked: Sequence[Config]) -> bool:
 
 def neighbours_of(config: Config) -> tuple[Config, ...]:
     """A pair with half and with twice the outputs a reducer program, and with other operands or K blocks prefetched."""
+    others = list(reducers_beside(config))
+    if config.kernel == "pair" and config.reducer == "flat" and config.launch == "wait_first":
+        fetched = [("", 0), *itertools.product(PREFETCHES[1:], PREFETCH_BLOCKS)]
+        others += [replace(config, prefetch=operands, prefetch_blocks=blocks) for operands, blocks in fetched]
+    return tuple(other for other in others if other != config)
+
+
+def reducers_beside(config: Config) -> tuple[Config, ...]:
+    """A pair with half and with twice the outputs a reducer program."""
     if config.kernel != "pair" or config.reducer != "flat":
         return ()
     sizes = (config.reduce_block // 2, config.reduce_block * 2)
-    near = [replace(config, reduce_block=size) for size in sizes if size >= LEAST_REDUCE_BLOCK]
-    if config.launch == "wait_first":
-        fetched = [("", 0), *itertools.product(PREFETCHES[1:], PREFETCH_BLOCKS)]
-        near += [replace(config, prefetch=operands, prefetch_blocks=blocks) for operands, blocks in fetched]
-    return tuple(other for other in near if other != config)
+    return tuple(replace(config, reduce_block=size) for size in sizes if size >= LEAST_REDUCE_BLOCK)
 
 
 def _timed(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decompose_k.legality import LONG_K
+from decompose_k.legality import is_long
 
 if TYPE_CHECKING:
     from decompose_k.device import Device
@@ -20,18 +20,18 @@ _VECTOR = 8
 
 def predict_torch(problem: Problem, device: Device) -> float:
     """torch.mm on an H200, of halves within 9 % for nine of ten: to begin with, bytes, arithmetic, the length of K."""
-    unique, multiplies = unique_microseconds(problem, device), problem.m * problem.n * problem.k
+    unique, multiplies = device.microseconds_to_move(problem.bytes), problem.m * problem.n * problem.k
     octaves = math.log2(max(1, problem.k) / 1024)
     length = max(0.0, octaves)
     activation = 0.8 if problem.activation else 0.0
     # Of a long K, a narrow result takes as long as one of 16: 8 x 8 x 8000000 in fp64 0.43 ms, its bytes 0.21 ms.
-    padding = max(1.0, 16 / min(problem.m, problem.n)) if problem.k >= LONG_K and _is_matrix(problem) else 1.0
+    padding = max(1.0, 16 / min(problem.m, problem.n)) if is_long(problem) and _is_matrix(problem) else 1.0
     if problem.accumulate_dtype == torch.float64:
         # By hand: 16 x 16 x 16384 takes 10.7 us, 16 x 256 x 7168 14.7 and 64 x 64 x 16384 13.6.
         return 4.8 + 1.2 * length + max(1.1 * padding * unique, multiplies / 30e6) + activation
-    if problem.precision in (None, "tf32") and problem.k >= LONG_K:
+    if problem.precision in (None, "tf32") and is_long(problem):
         # By hand: 16 x 16 x 2^20 takes 29 us with both operands row-major and 35 with a transposed, 64 x 64 x 2^20 70.
-        ragged = 4.0 if _is_ragged(problem) else 1.0
+        ragged = 4.0 if _is_matrix(problem) and _is_ragged(problem) else 1.0
         return 12.0 + max(1.05 * ragged * unique, multiplies / 500e6) + 1.6 * activation
     if problem.precision in (None, "tf32"):
         beyond = max(0.0, length - 3)
@@ -41,16 +41,11 @@ def predict_torch(problem: Problem, device: Device) -> float:
         steps = 0.73 * length - 0.46 * beyond - 1.8 * min(1.5, short)
         return 5.06 + 0.43 * unique + multiplies / 630e6 + steps + 0.18 * tall + 1.6 * activation
     product = 4.5 + max(2.6 * padding * unique, multiplies / 25e6) + 1.9 * length
-    if problem.k >= LONG_K and not _is_matrix(problem):
+    if is_long(problem) and not _is_matrix(problem):
         # By hand: 1 x 16 x 2^20 takes 26 us.
         product = 12.0 + unique
     # Operands of two dtypes are converted first.
     return product * (1.0 if problem.a_dtype == problem.b_dtype else 1.7) + activation
-
-
-def unique_microseconds(problem: Problem, device: Device) -> float:
-    """Time to move each operand and the result once at the memory's peak."""
-    return problem.bytes / (device.bandwidth or 1e12) * 1e6
 
 
 def _is_matrix(problem: Problem) -> bool:

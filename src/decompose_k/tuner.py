@@ -18,7 +18,7 @@ from decompose_k.config import Config
 from decompose_k.device import Device, free_bytes
 from decompose_k.entries import Entry, Measured
 from decompose_k.heuristics import MOST_CANDIDATES, candidates
-from decompose_k.legality import is_legal
+from decompose_k.legality import is_legal, k_blocks
 from decompose_k.plan import describe, natural_split_k
 from decompose_k.problem import Problem
 from decompose_k.search import FINAL_REPETITIONS, SEARCH_CALLS, neighbours_of, search
@@ -91,10 +91,11 @@ def tune(
 ) -> tuple[Tuned, ...]:
     """Measure the candidates of each problem and remember the fastest, or one as fast that is steadier, for `matmul`.
 
-    A candidate is timed only if its error against fp64 is within what torch's own allows. The candidates are the
-    heuristic's, torch's own kernel, the split form in torch and our earlier generations; all are measured quickly, the
-    finalists again, side by side. On a GPU operands come from device memory and no host time is counted. What is
-    remembered holds for all problems of the same bucket of M, and with `batch_invariant` for every M.
+    A candidate is timed only if its error against fp64 is within what torch's own allows. The candidates are what is
+    remembered already, the heuristic's, torch's own kernel, the split form in torch and our earlier generations; all
+    are measured quickly, the finalists again, side by side, and with them what prefetches or reduces otherwise than the
+    best. On a GPU operands come from device memory and no host time is counted. What is remembered holds for all
+    problems of the same bucket of M, and with `batch_invariant` for every M.
 
     Where torch.distributed is initialised the call is collective: the first rank measures, every rank of the group
     uses what it found, and only the first one writes files. The group's time-out must be longer than the tuning takes.
@@ -105,8 +106,8 @@ def tune(
         budget: seconds for everything. What is done when they end is kept, the rest is left out.
         jobs: processes that compile; by default one for each core, 16 at the most.
         repetitions: samples of each finalist.
-        most_candidates: how many of the heuristic's ranking are measured, besides torch's kernels and our earlier
-            generations. With 12 of 30 the best was missed by 3 % in one problem of ten.
+        most_candidates: how many of the heuristic's ranking are measured, besides what is remembered, torch's kernels
+            and our earlier generations. With 12 of 30 the best was missed by 3 % in one problem of ten.
         progress: called with what is about to be done, once for each problem and once before compiling.
         save: write the user's cache; else the choices last as long as the process.
         force: measure again what is remembered already.
@@ -159,30 +160,35 @@ class _Run:
     def tune(self, problems: Sequence[Problem], force: bool) -> tuple[Tuned, ...]:
         results = {problem: None if force else _remembered(problem, self.device) for problem in problems}
         todo = [problem for problem, result in results.items() if result is None]
-        failures = self._compile(todo)
+        # Once for all: what is found of one problem is not to be a candidate of the next, which was not compiled.
+        found = {problem: candidates_of(problem, self.device, self.most_candidates) for problem in todo}
+        failures = self._compile(found)
         for place, problem in enumerate(todo):
             left = self._seconds_left()
             if left is not None and left <= 0:
                 results[problem] = _left_out(problem, "the time budget was used up")
                 continue
             self.progress(describe(problem))
-            results[problem] = self._measure(problem, failures, None if left is None else left / (len(todo) - place))
+            results[problem] = self._measure(
+                problem, found[problem], failures, None if left is None else left / (len(todo) - place)
+            )
         return tuple(result for result in results.values() if result is not None)
 
-    def _compile(self, problems: Sequence[Problem]) -> Mapping[Any, str]:
-        work = work_of(problems, self.device, self.most_candidates)
+    def _compile(self, found: Mapping[Problem, Sequence[Config]]) -> Mapping[Any, str]:
+        work = work_of(found, self.device)
         left = self._seconds_left()
         if not work or (left is not None and left <= 0):
             return {}
         self.progress(f"compiling up to {len(work)} candidates in {self.jobs} processes")
         return compile_ahead(work, self.place, self.jobs, seconds=None if left is None else _COMPILING_SHARE * left)
 
-    def _measure(self, problem: Problem, failures: Mapping[Any, str], seconds: float | None) -> Tuned:
+    def _measure(
+        self, problem: Problem, found: Sequence[Config], failures: Mapping[Any, str], seconds: float | None
+    ) -> Tuned:
         if not problem.is_float:
             return _left_out(problem, "only real floating dtypes are tuned; others run on torch's own kernel")
         if problem.bytes * _MEMORY_SHARE > free_bytes(self.place):
             return _left_out(problem, f"its operands of {problem.bytes / 1e9:.1f} GB leave too little memory")
-        found = candidates_of(problem, self.device, self.most_candidates)
         reasons = {config: failures.get(code_of(problem, config)) for config in found if config.backend == "triton"}
         dropped = tuple(f"{config}: {reason}" for config, reason in reasons.items() if reason is not None)
         if reasons and all(reason == NO_TIME for reason in reasons.values()):
@@ -256,11 +262,11 @@ def candidates_of(problem: Problem, device: Device, most: int = MOST_CANDIDATES)
     return tuple(dict.fromkeys([*legal, Config("mm"), *_split_forms(problem, device)]))
 
 
-def work_of(problems: Sequence[Problem], device: Device, most: int = MOST_CANDIDATES) -> list[Work]:
+def work_of(candidates_by_problem: Mapping[Problem, Sequence[Config]], device: Device) -> list[Work]:
     """The Triton configs that tuning problems will meet, the likeliest winners of all problems first."""
     ranked: list[tuple[int, Work]] = []
-    for problem in problems:
-        found = [config for config in candidates_of(problem, device, most) if config.backend == "triton"]
+    for problem, configs in candidates_by_problem.items():
+        found = [config for config in configs if config.backend == "triton"]
         ranked += [(rank, (problem, config)) for rank, config in enumerate(found)]
         near = (other for config in found[:_LIKELY_FINALISTS] for other in _neighbours(config, problem, device))
         ranked += [(_LIKELY_FINALISTS, (problem, neighbour)) for neighbour in near]
@@ -268,7 +274,13 @@ def work_of(problems: Sequence[Problem], device: Device, most: int = MOST_CANDID
 
 
 def _neighbours(config: Config, problem: Problem, device: Device) -> list[Config]:
-    return [near for near in neighbours_of(config) if is_legal(near, problem, device) is None]
+    blocks = k_blocks(config, problem)
+    # So many blocks are all of them, which has a name of its own.
+    return [
+        near
+        for near in neighbours_of(config)
+        if near.prefetch_blocks < blocks and is_legal(near, problem, device) is None
+    ]
 
 
 def _split_forms(problem: Problem, device: Device) -> list[Config]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from decompose_k.accuracy import Judge
 from decompose_k.bench.variants import variants_of
 from decompose_k.compiling import Work, compile_ahead
-from decompose_k.search import QUICK_REPETITIONS, SEARCH_CALLS, search
+from decompose_k.search import QUICK_REPETITIONS, SEARCH_CALLS, reducers_beside, search
 from decompose_k.timing import Timing, time_variants
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def best_of_choices(
             graphs=graphs,
         )
 
-    best = search(variant.choices, variant.build, judge.objection, time).config
+    best = search(variant.choices, variant.build, judge.objection, time, neighbours=reducers_beside).config
     return variant if best is None else variant.with_config(best)
 
 

@@ -199,7 +199,7 @@ def partial_launch(a: torch.Tensor, b: torch.Tensor, partials: torch.Tensor, con
     (m, k), n = a.shape, b.shape[1]
     tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
     length = split_length(k, config.split_k, config.block_k)
-    prefetched = config.prefetch_blocks * config.block_k or length
+    prefetched = min(config.prefetch_blocks * config.block_k or length, length)
     return Launch(
         partial_kernel,
         (tiles, partials.shape[0]),
