@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,8 +11,10 @@ import torch
 
 from decompose_k.config import Config
 from decompose_k.costs import predict_microseconds
+from decompose_k.dtypes import dtype_name
 from decompose_k.heuristics import MOST_CANDIDATES, candidates
 from decompose_k.legality import is_legal
+from decompose_k.plan import plan
 from decompose_k.problem import Problem
 from decompose_k.shapes import corpus
 from stub_devices import DEVICES
@@ -123,6 +127,24 @@ def test_batch_invariant_candidates_follow_from_n_k_and_dtypes(device):
     found = {candidates(replace(problem, m=m), device) for m in (1, 2, 16, 64, 512, 5000)}
     assert len(found) == 1
     assert found.pop() != ()
+
+
+INVARIANT_DTYPES = [(BF16, BF16), (FP32, FP32), (BF16, FP32), (BF16, torch.float16), (torch.float16, BF16)]
+
+
+@pytest.mark.parametrize("dtypes", INVARIANT_DTYPES, ids=lambda dtypes: "x".join(map(dtype_name, dtypes)))
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_a_batch_invariant_plan_sees_neither_m_nor_where_rows_lie(device, dtypes, monkeypatch):
+    """Whether rows can be loaded several values at once depends on m, and with it the registers of a thread."""
+    monkeypatch.setattr(importlib.import_module("decompose_k.plan"), "_missing_triton", lambda: None)
+    for n, k in ((1, 4096), (256, 7168), (1000, 1000), (16, 1 << 20)):
+        found = set()
+        for m, layout in itertools.product((1, 2, 16, 17, 48, 512), ("row", "column", "strided")):
+            problem = Problem.make(m, n, k, dtypes[0], b_dtype=dtypes[1], a_layout=layout, batch_invariant=True)
+            first = candidates(problem, device)
+            assert not first or is_legal(first[0], problem, device) is None
+            found.add(plan(problem, device).config)
+        assert len(found) == 1
 
 
 def test_there_is_nothing_to_choose_where_there_is_nothing_to_multiply():

@@ -10,8 +10,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from decompose_k.config import Config
 from decompose_k.costs import predict_microseconds
 from decompose_k.device import Device
@@ -302,9 +300,8 @@ def _batch_invariant_candidates(problem: Problem, device: Device) -> tuple[Confi
 
 def _batch_invariant(problem: Problem, device: Device) -> Config:
     """16-row tiles, and a split that suits a single one of them."""
-    is_half = problem.precision is None and problem.accumulate_dtype == torch.float32
     block_n = min(32, max(16, _power_of_two(problem.n)))
-    block_k = 128 if is_half else 64
+    block_k = 128 if _is_one_half(problem) else 64
     fill = max(1, device.multiprocessors // ceil_divide(problem.n, block_n))
     split_k = min(max(fill, ceil_divide(problem.k, _invariant_chain(problem))), 1024, ceil_divide(problem.k, block_k))
     launch = _safe_launch(device)
@@ -326,7 +323,12 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
 
 def _invariant_chain(problem: Problem) -> int:
     """Products in a row that keep the error of a batch-invariant sum below torch's."""
-    return 1024 if problem.precision is None and problem.accumulate_dtype == torch.float32 else 128
+    return 1024 if _is_one_half(problem) else 128
+
+
+def _is_one_half(problem: Problem) -> bool:
+    """Whether tensor cores multiply the operands as they are: two kinds of halves have none in common."""
+    return problem.a_dtype in HALVES and problem.a_dtype == problem.b_dtype
 
 
 def _power_of_two(n: int) -> int:

@@ -68,7 +68,12 @@ def dot_registers(config: Config, problem: Problem) -> float:
 
 
 def scattered_values(config: Config, problem: Problem) -> int:
-    """Values of a K block that are loaded one by one, each with an address or a mask of its own."""
+    """Values of a K block that are loaded one by one, each with an address or a mask of its own.
+
+    A batch-invariant choice may depend neither on m nor on where rows lie: there it is all of them.
+    """
+    if problem.batch_invariant:
+        return config.block_k * (config.block_m + config.block_n)
     a = 0 if _is_vectorized(problem.a_layout, problem.m, problem.k) else config.block_m
     b = 0 if _is_vectorized(problem.b_layout, problem.k, problem.n) else config.block_n
     return config.block_k * (a + b)
