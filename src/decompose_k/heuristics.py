@@ -115,16 +115,12 @@ def _pairs(
                         # The reserve's loop takes one warp 168 registers, and the assembler then uses the stack.
                         continue
                     prefetch = _prefetch(problem, launch, block_m, block_n)
-                    yield Config(
-                        "pair",
+                    yield replace(
+                        tile,
                         split_k=split_k,
-                        block_m=block_m,
-                        block_n=block_n,
-                        block_k=block_k,
                         num_warps=num_warps,
                         num_stages=num_stages,
                         reduce_block=_reduce_block(problem, split_k),
-                        input_precision=precision,
                         launch=launch,
                         prefetch=prefetch,
                         prefetch_blocks=_prefetch_blocks(problem, prefetch, split_k, block_k, blocks),
