@@ -2,10 +2,11 @@
 
 Where K is so long, what counts is no longer how a call begins and ends but the pace in between. A multiprocessor holds
 several programs at once. Each waits for its own loads, and all share the arithmetic: a K block takes hardly more than
-the longer of one program's way through it and the work of all programs on it, and no call beats the memory. The costs
-were fitted to 3200 timings of 36 products on an H200, K from 2^18 to 2^24, but for those marked as set by hand. Of these
-products the first choice takes 1.1 times as long as the best (median; 1.4 at the worst, but for two whose rows are no
-multiple of 16), and among the first ten is one within 18 % of the best.
+the longer of one program's way through it and the work of all programs on it, and no call beats the memory.
+
+The costs were fitted to 3200 timings of 36 products on an H200, K from 2^18 to 2^24, but for those marked as set by
+hand. Of these products the first choice takes 1.1 times as long as the best (median; 1.4 at the worst, but for two
+whose rows are no multiple of 16), and among the first ten is one within 18 % of the best.
 """
 
 from __future__ import annotations
