@@ -116,8 +116,7 @@ def unchanged(earlier: Path | None, problems: dict[Problem, str], device: Device
         for problem, record in found.items()
         if problem in problems
         and (record["device"], record["torch"]) == (device.name, torch.__version__)
-        and {name: config.to_json() for name, config in choices(problem, device).items()}
-        == {name: record[name] for name in ("first", "chosen")}
+        and choices(problem, device) == {name: Config.from_json(record[name]) for name in ("first", "chosen")}
     }
 
 

@@ -13,7 +13,7 @@ from decompose_k.config import Config
 from decompose_k.costs import predict_microseconds
 from decompose_k.dtypes import dtype_name
 from decompose_k.heuristics import MOST_CANDIDATES, candidates
-from decompose_k.legality import is_legal
+from decompose_k.legality import is_legal, shared_bytes
 from decompose_k.plan import plan
 from decompose_k.problem import Problem
 from decompose_k.shapes import corpus
@@ -59,7 +59,9 @@ def test_a_device_runs_only_what_it_can(device):
 LARGE = {
     "square": Problem.make(4096, 4096, 4096, BF16),
     "many_tiles": Problem.make(1024, 1024, 8192, BF16),
-    "short_k": Problem.make(1024, 64, 512, BF16, b_layout="column"),
+    "short_k": Problem.make(1024, 128, 512, BF16, b_layout="column"),
+    "router_many_outputs": Problem.make(512, 512, 2048, BF16, out_dtype=FP32, b_layout="column"),
+    "router_512_rows": Problem.make(512, 512, 4096, BF16, out_dtype=FP32, b_layout="column"),
     "gram_128": Problem.make(128, 128, 1 << 20, FP32, a_layout="column"),
     "gram_bf16": Problem.make(64, 64, 1 << 20, BF16, a_layout="column"),
     "long_rows_of_100": Problem.make(100, 100, 1 << 19, FP32, a_layout="column"),
@@ -68,8 +70,11 @@ LARGE = {
 }
 SMALL = {
     "seed": Problem.make(16, 16, 32768, BF16),
+    "short_k": Problem.make(1024, 64, 512, BF16, b_layout="column"),
     "seed_fp32": Problem.make(64, 64, 32768, FP32),
     "router": Problem.make(64, 256, 7168, BF16, out_dtype=FP32, b_layout="column"),
+    "router_256_rows": Problem.make(256, 512, 4096, BF16, out_dtype=FP32, b_layout="column"),
+    "router_1024_rows": Problem.make(1024, 128, 4096, BF16, out_dtype=FP32, b_layout="column"),
     "mhc": Problem.make(16, 24, 28672, BF16, b_dtype=FP32, out_dtype=FP32, b_layout="column"),
     "head": Problem.make(1, 1, 4096, BF16, b_layout="column"),
     "gram_16": Problem.make(16, 16, 1 << 20, FP32, a_layout="column"),
@@ -100,6 +105,22 @@ def test_what_decompose_k_does_better_is_not(problem):
 def test_reducers_take_larger_blocks_of_larger_outputs(m, n, k, most):
     pairs = [config for config in candidates(Problem.make(m, n, k, BF16), H200) if config.kernel == "pair"]
     assert max(config.reduce_block for config in pairs) == most
+
+
+@pytest.mark.parametrize("static_b", [False, True], ids=["default", "static"])
+def test_both_operands_are_fetched_early_but_for_a_static_weight(static_b):
+    problem = Problem.make(64, 256, 7168, BF16, out_dtype=FP32, b_layout="column", static_b=static_b)
+    pairs = [config for config in candidates(problem, H200) if config.kernel == "pair"]
+    assert {(pair.launch, pair.prefetch) for pair in pairs} <= {("wait_first", "ab"), ("static_b", "a")}
+    assert ("static_b" in {pair.launch for pair in pairs}) == static_b
+    assert all(pair.prefetch == "" for pair in candidates(replace(problem, static_b=False), DEVICES["A100"]))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[::40], ids=str)
+def test_no_more_halves_are_on_their_way_than_are_of_use(problem):
+    for config in candidates(problem, H200):
+        if config.kernel == "pair" and config.num_stages > 4 and problem.precision is None:
+            assert shared_bytes(config, problem) <= 128 << 10
 
 
 ROUTER_4 = Problem.make(4, 256, 7168, BF16, out_dtype=FP32, b_layout="column", static_b=True)

@@ -124,10 +124,10 @@ def test_a_promise_that_is_used_is_not_overruled_by_what_was_measured_without_it
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "launch"), [(16, 24576, "static_b"), (64, 8192, "static_b"), (64, 28672, "wait_first")], ids=str
+    ("m", "k", "launch"), [(16, 24576, "static_b"), (32, 8192, "static_b"), (32, 24576, "wait_first")], ids=str
 )
 def test_an_unmeasured_promise_is_used_where_it_is_predicted_to_pay(m, k, launch):
-    """64 x 64 x 28672 was measured at 4.7 us, and an H200 takes 5.4 us for the heuristic's choice with the promise."""
+    """32 x 32 x 24576 takes 3.1 us on an H200 either way."""
     problem = dk.Problem.make(m, m, k, torch.bfloat16, activation="relu")
     promised = replace(problem, static_b=True)
     assert dk.plan(promised, H200).config.launch == "static_b"

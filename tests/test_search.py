@@ -85,6 +85,12 @@ def test_neighbours_of_a_pair_that_waits_first_prefetch_something_else(operands,
     assert {other.prefetch for other in neighbours_of(static)} == {"a"}
 
 
+@pytest.mark.parametrize(("stages", "fewer"), [(1, set()), (4, set()), (5, {4}), (8, {4, 5, 6})], ids=str)
+def test_neighbours_of_a_deep_pipeline_have_fewer_stages(stages, fewer):
+    near = neighbours_of(replace(PAIRS[0], num_stages=stages))
+    assert {other.num_stages for other in near} - {stages} == fewer
+
+
 def test_neighbours_are_the_sizes_beside_and_pairs_with_a_flat_reducer_alone():
     assert [near.reduce_block for near in neighbours_of(PAIRS[0])] == [16, 64]
     assert [near.reduce_block for near in neighbours_of(replace(PAIRS[0], reduce_block=4))] == [8]

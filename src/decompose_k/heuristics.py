@@ -38,6 +38,12 @@ MOST_STAGES = 8
 # 32768, 8.4 MB, 0.5 MB saves 0.3 us of 5.0, 2 MB 0.15, and all of it costs 0.3; of 32 x 32 x 32768 1 MB saves 0.6 us of
 # 4.2, and all of its 4.2 MB 0.4.
 PREFETCH_BYTES = 5 << 18
+# Of halves, worth having on its way to a program: 256 x 256 x 6144 with tiles of 64 x 64 x 128 takes 6.35 us with all
+# six K blocks, 6.1 with four, and 1024 x 64 x 14336 with 128 x 64 x 64 12.3 with eight, 11.9 with five.
+PIPELINE_BYTES, FEWEST_FULL_STAGES = 128 << 10, 4
+# Operands that a pair fetches into L2 before the wait, a static b being read there. 256 x 64 x 7168 takes 4.63 us
+# without, 4.28 with the first of four K blocks of both, and 4.67 with all of a; 16 x 16 x 8192 2.9, and 2.4 with both.
+_PREFETCH = {"plain": "", "static_b": "a", "wait_first": "ab"}
 # Of a long K: programs to a multiprocessor that are tried, warps on it at the most, K blocks of a program at the least,
 # and outputs of its tile at the most.
 LONG_PROGRAMS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -108,13 +114,13 @@ def _pairs(
                 continue
             needed = ceil_divide(tiles * split_k, device.multiprocessors)
             tile = Config("pair", block_m=block_m, block_n=block_n, block_k=block_k, input_precision=precision)
-            num_stages = _stages(shared_bytes(tile, problem), blocks, device.shared_bytes // min(needed, MOST_RESIDENT))
+            num_stages = _stages(problem, tile, blocks, device.shared_bytes // min(needed, MOST_RESIDENT))
             for num_warps in _warp_choices(block_m * block_n, problem.precision):
                 for launch, reserve_kib in _reserved_launches(launches, needed, device):
                     if reserve_kib and num_warps == 1:
                         # The reserve's loop takes one warp 168 registers, and the assembler then uses the stack.
                         continue
-                    prefetch = _prefetch(problem, launch, block_m, block_n)
+                    prefetch = _PREFETCH[launch]
                     yield replace(
                         tile,
                         split_k=split_k,
@@ -191,9 +197,11 @@ def _reserved_launches(launches: tuple[str, ...], needed: int, device: Device) -
             yield launch, 0 if launch == "plain" else reserve_kib
 
 
-def _stages(block_bytes: int, blocks: int, shared: int) -> int:
-    """All K blocks of a program on their way at once, as far as its share of the shared memory goes."""
-    return max(1, min(blocks, MOST_STAGES, shared // block_bytes))
+def _stages(problem: Problem, tile: Config, blocks: int, shared: int) -> int:
+    """All K blocks of a program on their way at once, as far as its share of the shared memory and their use go."""
+    block_bytes = shared_bytes(tile, problem)
+    useful = max(FEWEST_FULL_STAGES, PIPELINE_BYTES // block_bytes) if problem.precision is None else MOST_STAGES
+    return max(1, min(blocks, MOST_STAGES, useful, shared // block_bytes))
 
 
 def _warp_choices(tile: int, precision: str | None) -> tuple[int, ...]:
@@ -215,18 +223,6 @@ def _reduce_block(problem: Problem, split_k: int) -> int:
     block = _power_of_two(ceil_divide(outputs, 128))
     most = 128 if outputs >= 1 << 15 and split_k <= 16 else 64
     return min(most, max(8, block if split_k >= 32 else 2 * block))
-
-
-def _prefetch(problem: Problem, launch: str, block_m: int, block_n: int) -> str:
-    """Operands worth an early fetch into L2: those that few programs share.
-
-    16 x 16 x 8192 takes 2.9 us without, 2.6 us with b and 2.4 us with both.
-    """
-    if launch == "plain":
-        return ""
-    if launch == "static_b":
-        return "a"
-    return ("a" if problem.n <= 2 * block_n else "") + ("b" if problem.m <= 2 * block_m else "")
 
 
 def _prefetch_blocks(problem: Problem, prefetch: str, split_k: int, block_k: int, blocks: int) -> int:

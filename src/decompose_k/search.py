@@ -27,6 +27,7 @@ NEIGHBOURED = 2
 STEADY_MARGIN = 1.02
 LEAST_REDUCE_BLOCK = 4
 PREFETCH_BLOCKS = (0, 1, 2, 4)
+FEWER_STAGES = (4, 5, 6)
 
 # Times calls by label, side by side: time(calls, repetitions, graphs).
 Time = Callable[[Mapping[str, "Product"], int, int], Mapping[str, "Timing"]]
@@ -117,8 +118,10 @@ def _is_finalist(config: Config, ranked: Sequence[Config]) -> bool:
 
 
 def neighbours_of(config: Config) -> tuple[Config, ...]:
-    """A pair with half and with twice the outputs a reducer program, and with other operands or K blocks prefetched."""
+    """A pair that reduces half or twice the outputs a program, has fewer stages, or prefetches something else."""
     others = list(reducers_beside(config))
+    if config.kernel == "pair":
+        others += [replace(config, num_stages=stages) for stages in FEWER_STAGES if stages < config.num_stages]
     if config.kernel == "pair" and config.reducer == "flat" and config.launch == "wait_first":
         fetched = [("", 0), *itertools.product(PREFETCHES[1:], PREFETCH_BLOCKS)]
         others += [replace(config, prefetch=operands, prefetch_blocks=blocks) for operands, blocks in fetched]
