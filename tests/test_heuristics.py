@@ -123,6 +123,15 @@ def test_no_more_halves_are_on_their_way_than_are_of_use(problem):
             assert shared_bytes(config, problem) <= 128 << 10
 
 
+@pytest.mark.parametrize(("b_dtype", "fewest"), [(BF16, 7), (torch.float16, 14)], ids=["one_half", "two_halves"])
+def test_two_kinds_of_halves_are_summed_in_shorter_chains(b_dtype, fewest):
+    """Without tensor cores a sum of 1024 products may be further from the truth than twice torch's error."""
+    problem = Problem.make(16, 256, 7168, BF16, b_dtype=b_dtype, out_dtype=FP32)
+    pair = Config("pair", split_k=fewest, block_n=32)
+    assert is_legal(pair, problem, H200) is None
+    assert "rounding in sums" in (is_legal(replace(pair, split_k=fewest - 1), problem, H200) or "")
+
+
 ROUTER_4 = Problem.make(4, 256, 7168, BF16, out_dtype=FP32, b_layout="column", static_b=True)
 ROUTER_2 = Problem.make(2, 512, 2048, BF16, out_dtype=FP32, b_layout="column", static_b=True)
 GATE = Problem.make(64, 1, 4096, BF16, b_dtype=FP32, out_dtype=FP32, b_layout="column")

@@ -272,8 +272,7 @@ def _arithmetic(config: Config, problem: Problem) -> str:
     if problem.accumulate_dtype == torch.float64:
         return "fp64"
     if problem.precision is None:
-        # Two kinds of halves have no tensor core in common.
-        return "half" if problem.a_dtype == problem.b_dtype else "ieee"
+        return "half" if problem.is_one_half else "ieee"
     if config.input_precision == "tf32x3":
         return "mixed tf32x3" if torch.bfloat16 in (problem.a_dtype, problem.b_dtype) else "fp32 tf32x3"
     return config.input_precision

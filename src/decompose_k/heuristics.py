@@ -200,7 +200,7 @@ def _reserved_launches(launches: tuple[str, ...], needed: int, device: Device) -
 def _stages(problem: Problem, tile: Config, blocks: int, shared: int) -> int:
     """All K blocks of a program on their way at once, as far as its share of the shared memory and their use go."""
     block_bytes = shared_bytes(tile, problem)
-    useful = max(FEWEST_FULL_STAGES, PIPELINE_BYTES // block_bytes) if problem.precision is None else MOST_STAGES
+    useful = max(FEWEST_FULL_STAGES, PIPELINE_BYTES // block_bytes) if problem.is_one_half else MOST_STAGES
     return max(1, min(blocks, MOST_STAGES, useful, shared // block_bytes))
 
 
@@ -293,7 +293,7 @@ def _batch_invariant_candidates(problem: Problem, device: Device) -> tuple[Confi
 def _batch_invariant(problem: Problem, device: Device) -> Config:
     """16-row tiles, and a split that suits a single one of them."""
     block_n = min(32, max(16, _power_of_two(problem.n)))
-    block_k = 128 if _is_one_half(problem) else 64
+    block_k = 128 if problem.is_one_half else 64
     fill = max(1, device.multiprocessors // ceil_divide(problem.n, block_n))
     split_k = min(max(fill, ceil_divide(problem.k, _invariant_chain(problem))), 1024, ceil_divide(problem.k, block_k))
     launch = _safe_launch(device)
@@ -315,12 +315,7 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
 
 def _invariant_chain(problem: Problem) -> int:
     """Products in a row that keep the error of a batch-invariant sum below torch's."""
-    return 1024 if _is_one_half(problem) else 128
-
-
-def _is_one_half(problem: Problem) -> bool:
-    """Whether tensor cores multiply the operands as they are: two kinds of halves have none in common."""
-    return problem.a_dtype in HALVES and problem.a_dtype == problem.b_dtype
+    return 1024 if problem.is_one_half else 128
 
 
 def _power_of_two(n: int) -> int:

@@ -166,17 +166,19 @@ def _longest_exact_chain(config: Config, problem: Problem) -> int:
     """The chain at which the error, measured against fp64 on an H200, reaches torch's own."""
     if problem.accumulate_dtype == torch.float64:
         return problem.k
-    if problem.precision in (None, "tf32"):
-        if is_long(problem) and problem.out_dtype in HALVES:
-            # Rounding the result costs more: 8000 products of fp16 in a row, 16 x 16 x 2^20, and 156000 of bf16, 2 x 13
-            # x 20569856, stay within what the contract allows. bf16 is eight times as coarse as fp16.
-            return 1 << 16 if problem.out_dtype == torch.bfloat16 else 1 << 13
+    if problem.precision in (None, "tf32") and is_long(problem) and problem.out_dtype in HALVES:
+        # Rounding the result costs more: 8000 products of fp16 in a row, 16 x 16 x 2^20, and 156000 of bf16, 2 x 13 x
+        # 20569856, stay within what the contract allows. bf16 is eight times as coarse as fp16.
+        return 1 << 16 if problem.out_dtype == torch.bfloat16 else 1 << 13
+    if problem.is_one_half or problem.precision == "tf32":
         # 1366 products of bf16 in a row, 5 x 9 x 4099, fp32 out: 2.4 times torch's error, which splits K there.
         return 1024
     if config.input_precision == "ieee":
         # 64 products in a row: 1.5e-7 of error, 128: 2.1e-7, 256: 3.0e-7; torch.mm makes 2.4e-7 at K = 8192 and 3.5e-7
         # at K = 32768.
-        return 64 if problem.k < 4096 else 128 if problem.k <= 16384 else min(256, problem.k // 128)
+        chain = 64 if problem.k < 4096 else 128 if problem.k <= 16384 else min(256, problem.k // 128)
+        # Of two kinds of halves twice torch's error is allowed, and it grows with the root of the chain.
+        return chain if problem.precision else 4 * chain
     if torch.bfloat16 in (problem.a_dtype, problem.b_dtype):
         return 128 if problem.k < 1 << 14 else 256
     return 64

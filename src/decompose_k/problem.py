@@ -9,6 +9,7 @@ import torch
 
 from decompose_k.dtypes import (
     FLOATS,
+    HALVES,
     SUPPORTED,
     accumulate_dtype,
     allowed_out_dtypes,
@@ -111,6 +112,11 @@ class Problem:
     def accumulate_dtype(self) -> torch.dtype:
         """Dtype of the partial sums and of the epilogue."""
         return accumulate_dtype(self.a_dtype, self.b_dtype)
+
+    @property
+    def is_one_half(self) -> bool:
+        """Whether tensor cores multiply the operands as they are: two kinds of halves have none in common."""
+        return self.a_dtype in HALVES and self.a_dtype == self.b_dtype
 
     @property
     def is_float(self) -> bool:

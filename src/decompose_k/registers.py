@@ -45,7 +45,7 @@ def _held(config: Config, problem: Problem, device: Device) -> float:
     is_hopper = device.capability[0] == 9
     if problem.accumulate_dtype == torch.float64:
         return 3 * (sums + loaded)
-    if problem.precision is None and problem.a_dtype == problem.b_dtype:
+    if problem.is_one_half:
         loaded_of_a = config.block_k * config.block_m / threads
         held = (0.75 if config.num_stages > 1 and not is_hopper else 0.5) * loaded
         return sums + max(sums + held, 0.75 * loaded_of_a)
