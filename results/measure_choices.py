@@ -2,8 +2,8 @@
 
 For every bucketed problem of the corpus (Gram matrices and weight gradients apart), with and without a static weight:
 torch as one would write it by hand, the heuristic's first candidate, and what is remembered. One JSON line each. With
-`--every-m` instead: routers for M from 1 to 64, buckets' ends and their middles. With `--since EARLIER`, the records of
-that file are taken over where both choices are what they were.
+`--every-m` instead: routers for M from 1 to 64, buckets' ends and their middles; with `--elsewhere`: sizes that the
+corpus lacks. With `--since EARLIER`, the records of that file are taken over where both choices are what they were.
 
 The same kernel differs by some 3 % from one graph to the next; to tell one M from the next, `--every-m` pools more.
 """
@@ -11,6 +11,7 @@ The same kernel differs by some 3 % from one graph to the next; to tell one M fr
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -35,6 +36,9 @@ LEFT_OUT = ("gram", "wgrad")
 EFFORT, EVERY_M_EFFORT = (2, 9), (8, 32)
 EVERY_M = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 ROUTERS = ((256, 7168), (128, 2880))
+# (M, N, K) of which every combination is measured: a short K, and many rows.
+SHORT = ((16, 256, 1024), (16, 64, 128, 512), (512, 1024, 2048))
+TALL = ((512, 1024), (96, 160, 224, 320), (3072, 5120, 8192))
 
 
 def corpus_problems() -> dict[Problem, str]:
@@ -56,6 +60,16 @@ def router_problems() -> dict[Problem, str]:
         for n, k in ROUTERS
         for static_b in (False, True)
         for m in EVERY_M
+    }
+
+
+def elsewhere_problems() -> dict[Problem, str]:
+    """Sizes that the corpus lacks, at which the heuristic is on its own."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    return {
+        Problem.make(m, n, k, bf16, out_dtype=out_dtype, b_layout="column"): "elsewhere"
+        for sizes, out_dtype in ((SHORT, bf16), (TALL, fp32))
+        for m, n, k in itertools.product(*sizes)
     }
 
 
@@ -124,7 +138,9 @@ def main() -> None:
     """Compile ahead, then measure until done or out of time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--every-m", action="store_true", help="routers for M from 1 to 64 instead of the corpus")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--every-m", action="store_true", help="routers for M from 1 to 64 instead of the corpus")
+    which.add_argument("--elsewhere", action="store_true", help="sizes that the corpus lacks instead")
     parser.add_argument("--since", type=Path, metavar="EARLIER", help="take over what did not change since")
     parser.add_argument("--seconds", type=float, default=600, help="when to stop")
     parser.add_argument("--jobs", type=int, default=16, help="processes that compile")
@@ -132,7 +148,8 @@ def main() -> None:
     deadline = time.monotonic() + arguments.seconds
     place = torch.device("cuda", torch.cuda.current_device())
     device = Device.of(place)
-    problems = router_problems() if arguments.every_m else corpus_problems()
+    make = router_problems if arguments.every_m else elsewhere_problems if arguments.elsewhere else corpus_problems
+    problems = make()
     effort = EVERY_M_EFFORT if arguments.every_m else EFFORT
     kept = unchanged(arguments.since, problems, device)
     changed = {problem: suite for problem, suite in problems.items() if problem not in kept}
