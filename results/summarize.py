@@ -6,6 +6,7 @@ what does not match the rows, and exits 1.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
@@ -27,9 +28,11 @@ from decompose_k.bench.variant import AUTO, COMPILED, GENERATION_2, TORCH
 from decompose_k.bench.versus import WAYS, Versus, versus
 from decompose_k.config import Config
 from decompose_k.device import Device
-from decompose_k.entries import Entry
+from decompose_k.dtypes import dtype_from_name
+from decompose_k.entries import Entry, key_of
 from decompose_k.heuristics import candidates
 from decompose_k.problem import Problem
+from decompose_k.shapes import OPERAND_LAYOUTS
 
 RESULTS = Path(__file__).parent
 ROOT = RESULTS.parent
@@ -184,6 +187,34 @@ def is_first(record: dict[str, Any], device: Device) -> bool:
     return candidates(Problem.from_json(record["problem"]), device)[0] == Config.from_json(record["first"])
 
 
+def is_changed(row: Row) -> bool:
+    """Whether what is remembered, or else the heuristic's first choice, is another config than a row's."""
+    a_layout, b_layout = OPERAND_LAYOUTS[row.layout]
+    a_dtype, b_dtype, out_dtype = map(dtype_from_name, (row.a_dtype, row.b_dtype, row.out_dtype))
+    problem = Problem.make(
+        row.m,
+        row.n,
+        row.k,
+        a_dtype,
+        b_dtype=b_dtype,
+        out_dtype=out_dtype,
+        a_layout=a_layout,
+        b_layout=b_layout,
+        activation=row.activation,
+        device_type=row.device_type,
+    ).bucketed()
+    device, remembered = remembered_choices()
+    return (remembered.get(key_of(problem)) or candidates(problem, device)[0]) != Config.from_json(row.config or {})
+
+
+@functools.cache
+def remembered_choices() -> tuple[Device, dict[str, Config]]:
+    """The device of the shipped choices, and the choices by their keys."""
+    documents = tuned_documents()
+    entries = {key: raw for document in documents for key, raw in document.entries.items()}
+    return documents[0].header.device, {key: Config.from_json(raw["config"]) for key, raw in entries.items()}
+
+
 def spreads(documents: list[store.Document]) -> list[float]:
     """How far the percentiles of each config's timings in tuning are apart, over the median, sorted."""
     entries = [Entry.from_json(raw) for document in documents for raw in document.entries.values()]
@@ -331,11 +362,13 @@ def in_words(rows: list[Row]) -> str:
         measured = f"{count} of the study's {wanted} cases; the others are not measured yet"
     median = statistics.median(duel.speedup for duel in against_torch)
     median_of_all = statistics.median(duel.speedup for duel in against_all)
+    others = sum(is_changed(row) for row in rows if row.variant == AUTO)
+    since = f" In {others} of the cases another choice is made since their rows were measured." if others else ""
     return (
         f"On {rows[0].device}, Decompose-K is {times(median)} as fast as torch.mm and {times(median_of_all)} as fast as"
         f" the fastest alternative of each case (medians of {measured}; commits"
         f" {', '.join(dict.fromkeys(row.commit for row in rows if row.commit))}). It {counts_in_words(against_all)} of"
-        f" them ({where}).\n"
+        f" them ({where}).{since}\n"
     )
 
 

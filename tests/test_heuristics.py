@@ -119,8 +119,15 @@ def test_both_operands_are_fetched_early_but_for_a_static_weight(static_b):
 @pytest.mark.parametrize("problem", PROBLEMS[::40], ids=str)
 def test_no_more_halves_are_on_their_way_than_are_of_use(problem):
     for config in candidates(problem, H200):
-        if config.kernel == "pair" and config.num_stages > 4 and problem.precision is None:
+        if config.kernel == "pair" and config.num_stages > 4 and problem.is_one_half:
             assert shared_bytes(config, problem) <= 128 << 10
+
+
+def test_large_blocks_of_halves_have_four_stages():
+    """Two of 48 KB would be 128 KB at the most, and take longer."""
+    problem = Problem.make(1024, 128, 4096, BF16, out_dtype=FP32, b_layout="column")
+    tiles = {(one.block_m, one.block_n, one.block_k): one.num_stages for one in candidates(problem, H200)}
+    assert tiles[128, 64, 128] == 4
 
 
 @pytest.mark.parametrize(("b_dtype", "fewest"), [(BF16, 7), (torch.float16, 14)], ids=["one_half", "two_halves"])
@@ -132,6 +139,14 @@ def test_two_kinds_of_halves_are_summed_in_shorter_chains(b_dtype, fewest):
     assert "rounding in sums" in (is_legal(replace(pair, split_k=fewest - 1), problem, H200) or "")
 
 
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("sizes", [(256, 256, 2048), (512, 64, 512), (16, 1024, 1024)], ids=str)
+def test_where_chains_are_short_more_splits_are_tried(sizes, device):
+    """A whole wave of programs would have chains that are too long."""
+    problem = Problem.make(*sizes, BF16, b_dtype=torch.float16)
+    assert any(config.kernel == "pair" for config in candidates(problem, device)) == (device.type == "cuda")
+
+
 ROUTER_4 = Problem.make(4, 256, 7168, BF16, out_dtype=FP32, b_layout="column", static_b=True)
 ROUTER_2 = Problem.make(2, 512, 2048, BF16, out_dtype=FP32, b_layout="column", static_b=True)
 GATE = Problem.make(64, 1, 4096, BF16, b_dtype=FP32, out_dtype=FP32, b_layout="column")
@@ -139,7 +154,40 @@ TILE = Config("pair", split_k=28, block_n=64, block_k=256, launch="static_b", pr
 PAIR_OF_ROWS = Config("dot", block_n=2, block_k=2048, launch="static_b")
 ONE_ROW = Config("dot", block_n=1, block_k=4096, num_warps=8, launch="wait_first", prefetch="b")
 # (problem, the faster, the slower), as measured on an H200: what the charges set by hand are for.
+MANY_ROWS = Problem.make(1024, 160, 6144, BF16, out_dtype=FP32, b_layout="column")
+MIXED = Problem.make(1024, 768, 6144, BF16, b_dtype=FP32, out_dtype=FP32, b_layout="column")
+SEED_FP32 = Problem.make(64, 48, 12288, FP32)
+TWO_ROWS = Problem.make(2, 64, 8192, BF16, out_dtype=FP32, b_layout="column")
+FETCHED = Config("pair", launch="wait_first", prefetch="ab", prefetch_blocks=1, num_stages=4, reserve_kib=108)
+HIGH = replace(FETCHED, block_m=128, block_n=64, num_warps=8, reduce_block=128, reserve_kib=144)
+TF32X3 = replace(FETCHED, input_precision="tf32x3")
+# (problem, what takes less time, what takes more), as measured on an H200.
 RANKED = {
+    "tiles_of_128_x_128": (
+        MANY_ROWS,
+        replace(HIGH, split_k=8, block_m=64, block_n=128, block_k=32, num_warps=4, prefetch_blocks=2, reserve_kib=108),
+        replace(HIGH, split_k=6, block_m=128, block_n=128, block_k=32, num_stages=8, prefetch_blocks=3),
+    ),
+    "two_stages": (
+        replace(MANY_ROWS, k=5120),
+        replace(HIGH, split_k=8, block_m=64, block_n=128, num_warps=4, reserve_kib=108),
+        replace(HIGH, split_k=5, block_k=256, num_stages=2),
+    ),
+    "two_stages_of_mixed": (
+        MIXED,
+        replace(TF32X3, block_m=64, block_n=64, prefetch_blocks=4, reduce_block=64),
+        replace(TF32X3, block_m=128, block_n=32, prefetch_blocks=4, reduce_block=64, num_warps=8, num_stages=2),
+    ),
+    "two_stages_of_fp32": (
+        SEED_FP32,
+        replace(TF32X3, split_k=128, block_m=64, block_n=64, block_k=32, reduce_block=16, reserve_kib=144),
+        replace(TF32X3, split_k=96, block_m=64, block_n=32, reduce_block=32, num_stages=2),
+    ),
+    "one_long_row_a_program": (
+        TWO_ROWS,
+        replace(FETCHED, split_k=64, block_n=32, block_k=128, prefetch_blocks=0, num_stages=1, reduce_block=8),
+        Config("dot", block_n=1, block_k=8192, num_warps=16, launch="wait_first", prefetch="b"),
+    ),
     "two_warps_for_a_tile_of_64_x_256": (ROUTER_4, replace(TILE, num_warps=4), replace(TILE, num_warps=2)),
     "pairs_of_rows": (ROUTER_2, replace(PAIR_OF_ROWS, num_warps=4), replace(PAIR_OF_ROWS, num_warps=8)),
     "a_wider_other_operand": (GATE, replace(ONE_ROW, block_n=2, num_warps=16), ONE_ROW),

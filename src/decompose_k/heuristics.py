@@ -22,6 +22,7 @@ from decompose_k.legality import (
     ceil_divide,
     is_legal,
     is_long,
+    longest_chain,
     reserve_for,
     shared_bytes,
     triton_refusal,
@@ -41,8 +42,8 @@ PREFETCH_BYTES = 5 << 18
 # Of halves, worth having on its way to a program: 256 x 256 x 6144 with tiles of 64 x 64 x 128 takes 6.35 us with all
 # six K blocks, 6.1 with four, and 1024 x 64 x 14336 with 128 x 64 x 64 12.3 with eight, 11.9 with five.
 PIPELINE_BYTES, FEWEST_FULL_STAGES = 128 << 10, 4
-# Operands that a pair fetches into L2 before the wait, a static b being read there. 256 x 64 x 7168 takes 4.63 us
-# without, 4.28 with the first of four K blocks of both, and 4.67 with all of a; 16 x 16 x 8192 2.9, and 2.4 with both.
+# Operands that a pair fetches into L2 before the wait, where it reads a static b. 256 x 64 x 7168 takes 4.5 us without,
+# 4.25 with the first of four K blocks of both, and 4.7 with all of them; 16 x 16 x 8192 2.9, and 2.4 with both.
 _PREFETCH = {"plain": "", "static_b": "a", "wait_first": "ab"}
 # Of a long K: programs to a multiprocessor that are tried, warps on it at the most, K blocks of a program at the least,
 # and outputs of its tile at the most.
@@ -104,16 +105,21 @@ def _pairs(
     """Pairs of one tile shape: whole multiples of a wave of programs, or one K block a program."""
     tiles = ceil_divide(problem.m, block_m) * ceil_divide(problem.n, block_n)
     for block_k in (32, 64, 128, 256):
+        tile = Config("pair", block_m=block_m, block_n=block_n, block_k=block_k, input_precision=precision)
         most_blocks = ceil_divide(problem.k, block_k)
+        # tf32x3 rounds every K block's sum, so that a program may go through any number of them.
+        longest = most_blocks if precision == "tf32x3" else longest_chain(tile, problem) // block_k
         programs = (device.multiprocessors * 3 // 4, device.multiprocessors, device.multiprocessors * 2)
         wanted = {ceil_divide(most_blocks, max(1, count // tiles)) for count in programs}
         # One block, or twice the smallest fill, leaves part of the device empty and the second stage less to read.
-        for blocks in sorted(wanted | {1, min(most_blocks, 2 * max(wanted))}):
+        wanted |= {1, min(most_blocks, 2 * max(wanted))}
+        if 1 < longest < min(wanted - {1}, default=1):
+            wanted |= {longest}
+        for blocks in sorted(wanted):
             split_k = ceil_divide(problem.k, block_k * blocks)
             if split_k > 1 and not _split_is_sane(problem, device, tiles, split_k):
                 continue
             needed = ceil_divide(tiles * split_k, device.multiprocessors)
-            tile = Config("pair", block_m=block_m, block_n=block_n, block_k=block_k, input_precision=precision)
             num_stages = _stages(problem, tile, blocks, device.shared_bytes // min(needed, MOST_RESIDENT))
             for num_warps in _warp_choices(block_m * block_n, problem.precision):
                 for launch, reserve_kib in _reserved_launches(launches, needed, device):
@@ -309,7 +315,7 @@ def _batch_invariant(problem: Problem, device: Device) -> Config:
         launch=launch,
         prefetch=prefetch,
         prefetch_blocks=_prefetch_blocks(problem, prefetch, split_k, block_k, blocks),
-        input_precision="tf32" if problem.precision == "tf32" else "ieee",
+        input_precision="tf32" if "tf32" in _precisions(problem, device) else "ieee",
     )
 
 

@@ -131,8 +131,8 @@ def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | Non
         return "the pair needs block_m, block_n >= 16 and block_k >= 32"
     if config.launch == "static_b" and k_blocks(config, problem) > 1:
         return "launch=static_b holds the weight in registers: one block_k a program"
-    chain = _longest_chain(config, problem)
-    if chain > _longest_exact_chain(config, problem) and not problem.batch_invariant:
+    chain = _chain(config, problem)
+    if chain > longest_chain(config, problem) and not problem.batch_invariant:
         return f"rounding in sums of {chain} products would exceed that of torch's own kernel"
     shared = max(shared_bytes(config, problem), config.reserve_kib << 10)
     if shared > device.shared_bytes:
@@ -154,7 +154,7 @@ def _spill_refusal(registers: float, most: int = MOST_REGISTERS) -> str | None:
     return None
 
 
-def _longest_chain(config: Config, problem: Problem) -> int:
+def _chain(config: Config, problem: Problem) -> int:
     """Products that are added one after the other in one accumulator before anything rounds to nearest."""
     in_one_block = min(config.block_k, problem.k)
     if problem.precision and config.input_precision == "tf32x3":
@@ -162,7 +162,7 @@ def _longest_chain(config: Config, problem: Problem) -> int:
     return min(problem.k, k_blocks(config, problem) * config.block_k)
 
 
-def _longest_exact_chain(config: Config, problem: Problem) -> int:
+def longest_chain(config: Config, problem: Problem) -> int:
     """The chain at which the error, measured against fp64 on an H200, reaches torch's own."""
     if problem.accumulate_dtype == torch.float64:
         return problem.k

@@ -94,8 +94,8 @@ def tune(
     A candidate is timed only if its error against fp64 is within what torch's own allows. The candidates are what is
     remembered already, the heuristic's, torch's own kernel, the split form in torch and our earlier generations; all
     are measured quickly, the finalists again, side by side, and with them what prefetches or reduces otherwise than the
-    best. On a GPU operands come from device memory and no host time is counted. What is remembered holds for all
-    problems of the same bucket of M, and with `batch_invariant` for every M.
+    best, or has fewer stages. On a GPU operands come from device memory and no host time is counted. What is remembered
+    holds for all problems of the same bucket of M, and with `batch_invariant` for every M.
 
     Where torch.distributed is initialised the call is collective: the first rank measures, every rank of the group
     uses what it found, and only the first one writes files. The group's time-out must be longer than the tuning takes.
