@@ -225,6 +225,15 @@ def test_a_batch_invariant_plan_sees_neither_m_nor_where_rows_lie(device, dtypes
         assert len(found) == 1
 
 
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_a_batch_invariant_product_is_tf32_where_a_device_has_it(device):
+    problem = Problem.make(16, 256, 7168, FP32, b_layout="column", precision="tf32", batch_invariant=True)
+    found = candidates(problem, device)
+    assert all(is_legal(config, problem, device) is None for config in found)
+    has_tf32 = device.vendor == "nvidia" and device.capability >= (8, 0)
+    assert {config.input_precision for config in found} <= {"tf32" if has_tf32 else "ieee"}
+
+
 def test_there_is_nothing_to_choose_where_there_is_nothing_to_multiply():
     for sizes in ((0, 4, 8), (4, 0, 8), (4, 4, 0)):
         assert candidates(Problem.make(*sizes, BF16), H200) == ()

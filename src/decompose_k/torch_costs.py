@@ -40,7 +40,7 @@ def predict_torch(problem: Problem, device: Device) -> float:
         short = max(0.0, 1.0 - octaves)
         steps = 0.73 * max(1.0, length) - 0.46 * beyond - 1.25 * min(2.5, short)
         # By hand: 1024 x 16 x 28672, 60 MB, takes 19.6 us.
-        memory = 0.43 * unique + 0.2 * max(0.0, unique - 8.0)
+        memory = 0.43 * unique + 0.04 * max(0.0, problem.bytes * 1e-6 - 40.0)
         return 5.06 + memory + multiplies / 630e6 + steps + 0.18 * tall + 1.6 * activation
     product = 4.5 + max(2.6 * padding * unique, multiplies / 25e6) + 1.9 * length
     if is_long(problem) and not _is_matrix(problem):
