@@ -3,8 +3,8 @@
 What counts at these shapes, in the order in which it matters: what one program must pull through its multiprocessor
 before it can store its tile, how the programs fill the multiprocessors, the unavoidable bytes from memory, and the
 workspace that the second stage reads back. The costs were fitted by least squares to 12000 timings of 860 problems on
-an H200, the fast ones weighing most, but for those marked as set by hand since; on other devices only their ratios
-matter, and those follow from the device's facts.
+an H200, the fast ones weighing most, but for those marked as fitted or set by hand since; on other devices only their
+ratios matter, and those follow from the device's facts.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ _FP32: dict[str, float] = {
 }
 _COSTS: dict[tuple[str, str], dict[str, float]] = {
     ("half", ANY): _HALF,
-    # Fetched early, the first K blocks of both operands save a third of what a call takes beyond its least and beyond
-    # what its bytes take: of 430 problems, the greatest of which that brought from 14 us to 11.
+    # Fitted to what 430 problems take with the first K blocks of both operands fetched early: a third less, beyond the
+    # least and beyond what the bytes take, than without.
     ("half", "wait_first"): {
         **{name: 0.67 * cost for name, cost in _HALF.items()},
         "call": 2.12,
