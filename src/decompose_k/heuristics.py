@@ -42,7 +42,7 @@ PREFETCH_BYTES = 5 << 18
 # Of halves, worth having on its way to a program: 256 x 256 x 6144 with tiles of 64 x 64 x 128 takes 6.35 us with all
 # six K blocks, 6.1 with four, and 1024 x 64 x 14336 with 128 x 64 x 64 12.3 with eight, 11.9 with five.
 PIPELINE_BYTES, FEWEST_FULL_STAGES = 128 << 10, 4
-# Operands that a pair fetches into L2 before the wait, where it reads a static b. 256 x 64 x 7168 takes 4.5 us without,
+# Operands that a pair fetches into L2 before the wait; a static b it loads there. 256 x 64 x 7168 takes 4.5 us without,
 # 4.25 with the first of four K blocks of both, and 4.7 with all of them; 16 x 16 x 8192 2.9, and 2.4 with both.
 _PREFETCH = {"plain": "", "static_b": "a", "wait_first": "ab"}
 # Of a long K: programs to a multiprocessor that are tried, warps on it at the most, K blocks of a program at the least,
