@@ -12,6 +12,7 @@ import math
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,9 @@ def choices_table() -> str:
         numbers = (ratios[0], statistics.median(ratios), mean, ratios[-1])
         lines.append(f"| {title} | {' | '.join(f'{number:.2f}' for number in numbers)} |")
     first = untuned(records)
-    documents = tuned_documents()
-    others = sum(not is_first(record, documents[0].header.device) for record in records)
-    steadiness = spreads(documents)
+    device, entries = tuning()
+    others = sum(not is_first(record, device) for record in records)
+    steadiness = spreads(entries.values())
     since = (
         f" (Of {others} problems its first choice has changed since; they count with the old one.)" if others else ""
     )
@@ -176,10 +177,13 @@ def choices_in_words() -> str:
     )
 
 
-def tuned_documents() -> list[store.Document]:
-    """What tuning measured on the H200."""
+@functools.cache
+def tuning() -> tuple[Device, dict[str, Entry]]:
+    """The H200 that was tuned on, and what was measured there, by the keys of choices."""
     found = [store.read(path) for path in sorted((RESULTS / "h200" / "tuned").glob("*.json"))]
-    return [document for document in found if document is not None]
+    documents = [document for document in found if document is not None]
+    entries = {key: Entry.from_json(raw) for document in documents for key, raw in document.entries.items()}
+    return documents[0].header.device, entries
 
 
 def is_first(record: dict[str, Any], device: Device) -> bool:
@@ -203,21 +207,14 @@ def is_changed(row: Row) -> bool:
         activation=row.activation,
         device_type=row.device_type,
     ).bucketed()
-    device, remembered = remembered_choices()
-    return (remembered.get(key_of(problem)) or candidates(problem, device)[0]) != Config.from_json(row.config or {})
+    device, entries = tuning()
+    entry = entries.get(key_of(problem))
+    choice = candidates(problem, device)[0] if entry is None else entry.config
+    return choice != Config.from_json(row.config or {})
 
 
-@functools.cache
-def remembered_choices() -> tuple[Device, dict[str, Config]]:
-    """The device of the shipped choices, and the choices by their keys."""
-    documents = tuned_documents()
-    entries = {key: raw for document in documents for key, raw in document.entries.items()}
-    return documents[0].header.device, {key: Config.from_json(raw["config"]) for key, raw in entries.items()}
-
-
-def spreads(documents: list[store.Document]) -> list[float]:
+def spreads(entries: Iterable[Entry]) -> list[float]:
     """How far the percentiles of each config's timings in tuning are apart, over the median, sorted."""
-    entries = [Entry.from_json(raw) for document in documents for raw in document.entries.values()]
     timings = [one.timing for entry in entries for one in entry.timings if one.config is not None]
     return sorted((timing.p80_us - timing.p20_us) / timing.p50_us for timing in timings)
 

@@ -22,7 +22,7 @@ from decompose_k.legality import (
     ceil_divide,
     is_legal,
     is_long,
-    longest_chain,
+    most_k_blocks,
     reserve_for,
     shared_bytes,
     triton_refusal,
@@ -107,14 +107,14 @@ def _pairs(
     for block_k in (32, 64, 128, 256):
         tile = Config("pair", block_m=block_m, block_n=block_n, block_k=block_k, input_precision=precision)
         most_blocks = ceil_divide(problem.k, block_k)
-        # tf32x3 rounds every K block's sum, so that a program may go through any number of them.
-        longest = most_blocks if precision == "tf32x3" else longest_chain(tile, problem) // block_k
         programs = (device.multiprocessors * 3 // 4, device.multiprocessors, device.multiprocessors * 2)
         wanted = {ceil_divide(most_blocks, max(1, count // tiles)) for count in programs}
         # One block, or twice the smallest fill, leaves part of the device empty and the second stage less to read.
         wanted |= {1, min(most_blocks, 2 * max(wanted))}
-        if 1 < longest < min(wanted - {1}, default=1):
-            wanted |= {longest}
+        # Where all of these but one block are too many, as many as may be.
+        most_exact = most_k_blocks(tile, problem)
+        if 1 < most_exact < min(wanted - {1}, default=1):
+            wanted |= {most_exact}
         for blocks in sorted(wanted):
             split_k = ceil_divide(problem.k, block_k * blocks)
             if split_k > 1 and not _split_is_sane(problem, device, tiles, split_k):

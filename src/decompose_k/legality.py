@@ -132,7 +132,7 @@ def _pair_refusal(config: Config, problem: Problem, device: Device) -> str | Non
     if config.launch == "static_b" and k_blocks(config, problem) > 1:
         return "launch=static_b holds the weight in registers: one block_k a program"
     chain = _chain(config, problem)
-    if chain > longest_chain(config, problem) and not problem.batch_invariant:
+    if chain > _longest_chain(config, problem) and not problem.batch_invariant:
         return f"rounding in sums of {chain} products would exceed that of torch's own kernel"
     shared = max(shared_bytes(config, problem), config.reserve_kib << 10)
     if shared > device.shared_bytes:
@@ -156,13 +156,21 @@ def _spill_refusal(registers: float, most: int = MOST_REGISTERS) -> str | None:
 
 def _chain(config: Config, problem: Problem) -> int:
     """Products that are added one after the other in one accumulator before anything rounds to nearest."""
-    in_one_block = min(config.block_k, problem.k)
-    if problem.precision and config.input_precision == "tf32x3":
-        return in_one_block
-    return min(problem.k, k_blocks(config, problem) * config.block_k)
+    blocks = 1 if _rounds_every_block(config, problem) else k_blocks(config, problem)
+    return min(problem.k, blocks * config.block_k)
 
 
-def longest_chain(config: Config, problem: Problem) -> int:
+def most_k_blocks(config: Config, problem: Problem) -> int:
+    """K blocks of a program before rounding exceeds that of torch's own kernel; 0 if already one is too long."""
+    blocks = _longest_chain(config, problem) // config.block_k
+    return ceil_divide(problem.k, config.block_k) if blocks and _rounds_every_block(config, problem) else blocks
+
+
+def _rounds_every_block(config: Config, problem: Problem) -> bool:
+    return problem.precision is not None and config.input_precision == "tf32x3"
+
+
+def _longest_chain(config: Config, problem: Problem) -> int:
     """The chain at which the error, measured against fp64 on an H200, reaches torch's own."""
     if problem.accumulate_dtype == torch.float64:
         return problem.k
